@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-demo
-SOURCES := pyproject.toml hatch_build.py $(wildcard transport/_native/*.[ch] transport/_native/*/*.[ch] meshlib/_native/*.[ch] meshlib/_native/*/*.[ch])
+SOURCES := pyproject.toml hatch_build.py $(wildcard transport/_native/*.[ch] transport/_native/*/*.[ch] transport/_native/*/*/*.[ch] meshlib/_native/*.[ch] meshlib/_native/*/*.[ch])
 # gpu-check takes this Python as it is if it has CuPy and what the tests need (as where nothing can
 # be installed); else it installs the CuPy and the JAX for cuda12 or cuda13, as the driver is.
 GPU_PYTHON ?= $(PYTHON)

@@ -90,13 +90,13 @@ class CompiledCore(BuildHookInterface[BuilderConfig]):
             if switch == "1":
                 raise RuntimeError(f"{SWITCH}=1, and no compiled core: {reason}") from None
             self.app.display_warning(f"meshlib without its compiled core: {reason}")
-            told = root / REASON if editable else Path(self._scratch.name, Path(REASON).name)
-            told.write_text(f"{reason}\n", encoding="utf-8")
+            note = root / REASON if editable else Path(self._scratch.name, Path(REASON).name)
+            note.write_text(f"{reason}\n", encoding="utf-8")
             if editable:
                 for inside in binaries:
                     (root / inside).unlink(missing_ok=True)  # from another source or compiler
             else:
-                build_data["force_include"][str(told)] = REASON
+                build_data["force_include"][str(note)] = REASON
             return
         if not editable:
             for inside, built in binaries.items():
@@ -181,8 +181,8 @@ def _replace(built: Path, target: Path) -> None:
 def _run(what: str, command: list[str], root: Path) -> None:
     """Run ``command``; raises NotBuilt with what it printed if it fails or takes too long."""
     with TemporaryDirectory(prefix="meshlib-core-") as scratch:
-        said = Path(scratch, "output")
-        with said.open("wb") as output:
+        log = Path(scratch, "output")
+        with log.open("wb") as output:
             try:
                 # In a group of its own, because a compiler's driver has others do its work.
                 process = subprocess.Popen(
@@ -205,7 +205,7 @@ def _run(what: str, command: list[str], root: Path) -> None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         if status:
-            lines = said.read_text(errors="replace").split("\n")
-            telling = next((line for line in lines if "error:" in line.lower()), lines[0]).strip()
+            lines = log.read_text(errors="replace").split("\n")
+            shown = next((line for line in lines if "error:" in line.lower()), lines[0]).strip()
             ended = f"{what} with {command[0]} ended with status {status}"
-            raise NotBuilt(f"{ended}: {telling}" if telling else ended)
+            raise NotBuilt(f"{ended}: {shown}" if shown else ended)

@@ -2,8 +2,8 @@
 
     meshrun --mesh dp=2 examples/ddp_digits.py
 
-On any mesh: each rank has the whole model and its share of the data; gradients are averaged over
-the ranks while the backward pass runs.
+It runs on any mesh. Each rank has the whole model and its share of the data; gradients are averaged
+over the ranks while the backward pass runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     args = parser.parse_args()
 
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     rng = np.random.default_rng(0)
     images, labels = load_digits()
     images = (images / 16).astype(np.float32)

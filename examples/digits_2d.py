@@ -5,8 +5,8 @@
 The data are scikit-learn's ``load_digits``: 1,797 scans of 8 × 8 pixels. Batches are shared by the
 replicas (dp), the hidden layer is split over the ranks of one replica (tp). Everything is float64,
 so that the only difference to one process is the order of additions. Any mesh will do: ``--mesh
-dp=3``, ``--mesh tp=4``; the rest of the file stays. With ``--checkpoints DIR`` it saves as it goes,
-and goes on from the newest checkpoint there, which may be of another mesh.
+dp=3`` or ``--mesh tp=4`` replaces the one in the file. With ``--checkpoints DIR`` it saves
+checkpoints, and resumes from the newest one there, which may be from another mesh.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Training:
-    """The config's table ``[train]``; ``batch_size`` is that over all replicas."""
+    """The config's table ``[train]``; ``batch_size`` counts the samples of all replicas."""
 
     epochs: int
     batch_size: int
@@ -76,7 +76,7 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
 
 
 def make_model(hidden: int, seed: int, tp: DeviceMesh | None) -> nn.Sequential:
-    """Return the classifier: whole without ``tp``, this rank's part of the same one with it."""
+    """Return the classifier: the whole one without ``tp``, else this rank's part of it."""
     rng = np.random.default_rng(seed)
     wide = nn.Linear(64, hidden, rng=rng, dtype="float64")
     narrow = nn.Linear(hidden, 64, rng=rng, dtype="float64")
@@ -89,7 +89,7 @@ def make_model(hidden: int, seed: int, tp: DeviceMesh | None) -> nn.Sequential:
 
 @dataclass
 class Saving:
-    """Checkpoints of a run: ``every`` so many steps one is begun; ``stop_after`` cuts the run."""
+    """Checkpoints of a run, one after ``every`` steps; ``stop_after`` ends the run early."""
 
     checkpoints: Checkpointer
     every: int
@@ -98,7 +98,7 @@ class Saving:
     def resume(
         self, model: nn.Module, optimizer: optim.Optimizer, sampler: DistributedSampler
     ) -> list[float]:
-        """Go on from the newest checkpoint, if there is one; return the losses until then."""
+        """Resume from the newest checkpoint, if there is one; return the losses until then."""
         if self.checkpoints.latest() is None:
             return []
         like = {**global_layout(model, optimizer), "sampler": ..., "losses": ...}
@@ -114,9 +114,10 @@ class Saving:
         cursor: dict[str, object],
         losses: list[float],
     ) -> None:
-        """Save if it is time to; the step after it begins when the state was copied.
+        """Save after every ``every`` steps; return once the state is copied.
 
-        When the job is told to end, all ranks save after the same step, and ask to be resumed.
+        If the job has to end, all ranks save after the same step, and exit with the code that asks
+        for a restart.
         """
         stops = dist.should_stop(len(losses))
         if len(losses) % self.every == 0 or stops:
@@ -156,7 +157,7 @@ def train(
             loss = loss_function(model(data.images[batch]), data.labels[batch])
             model.backward(loss_function.backward())
             optimizer.step()
-            if dp is not None:  # the shares of a batch have one size
+            if dp is not None:  # all shares of a batch are equally large
                 loss = float(dp.all_reduce(np.array(loss), op=dist.ReduceOp.AVG))
             losses.append(loss)
             advance(f"loss {loss:.3f}")
@@ -214,14 +215,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes")
     parser.add_argument("--checkpoints", type=Path, help="save here, and go on from what is here")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
-    parser.add_argument("--stop-after", type=int, help="cut the run after so many steps")
+    parser.add_argument("--stop-after", type=int, help="stop after this many steps")
     args = parser.parse_args()
     file = SettingsFile(args.config)
     hidden = file.read("model", Model, ["hidden"]).hidden
     settings = file.read("train", Training, ["epochs", "batch_size"])
     seed = settings.seed
 
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     dp, tp = replicas_and_tp(mesh)
     if settings.batch_size % dp.size():
         file.wrong("train", "batch_size", f"which does not divide by {dp.size()} replicas")

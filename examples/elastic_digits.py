@@ -30,7 +30,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])  # one that comes later has a number of its own
 
     dist.init_process_group(timeout=30)
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     images, labels = load_digits()
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])

@@ -11,7 +11,7 @@ import meshlib as dist
 
 
 def show(line: str) -> None:
-    """Print ``line`` once if it is the same on all ranks, else each rank's."""
+    """Print ``line`` once if it is the same on all ranks, else the line of each rank."""
     lines: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(lines, line)
     if dist.get_rank() > 0:
@@ -32,8 +32,8 @@ def title(text: str) -> None:
 
 
 def main() -> None:
-    """Walk around a mesh, whichever it is."""
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    """Show a mesh of any shape."""
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     rank = dist.get_rank()
     names = mesh.mesh_dim_names or ()
     outer, inner = names[0], names[-1]
@@ -47,7 +47,7 @@ def main() -> None:
     show(f"{mesh.get_coordinate() = }")
     show(f"{mesh.get_local_rank(outer) = }")
 
-    title("Slices: each rank gets the one that it is in")
+    title("Slices: each rank gets its own slice")
     show(f"{mesh[outer].mesh.tolist() = }")
     show(f"{mesh[inner].mesh.tolist() = }")
     show(f"{mesh[names[::-1]].mesh.tolist() = }")

@@ -2,9 +2,9 @@
 
     python examples/queue_transport.py
 
-It is made of ``transport``'s public names alone; docs/adding-a-transport.md explains them. All
-collectives come from ``LinkCommunicator``. This file only moves frames from one member to another,
-and tells the others when a member has left.
+It is made of ``transport``'s public names alone; docs/inside/adding-a-transport.md explains them.
+All collectives come from ``LinkCommunicator``. This file only moves frames from one member to
+another, and tells the others when a member has left.
 """
 
 from __future__ import annotations

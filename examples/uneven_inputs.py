@@ -2,10 +2,10 @@
 
     meshrun --mesh dp=3 examples/uneven_inputs.py
 
-On any mesh: each rank has images of its own, some three times as many as others. Without ``join``
-the first rank to finish would leave the others waiting; with it, that rank takes part in their
-calls until all are done. In one loop: gradient accumulation, a sharded optimizer, and a collective
-of the user's own.
+It runs on any mesh. Each rank has its own images, and some ranks have three times as many as
+others. Without ``join`` the first rank to finish would leave the others waiting; with it, that rank
+takes part in their calls until all are done. The loop also uses gradient accumulation, a sharded
+optimizer, and a collective of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ACCUMULATE = 2  # microbatches a step
 
 
 def own_images(rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return this rank's training images and labels, and everybody's test images and labels."""
+    """Return this rank's training images and labels, and the common test images and labels."""
     images, labels = load_digits()
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
 
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     rank, ranks = mesh.get_rank(), mesh.size()
     images, labels, test_images, test_labels = own_images(rank, ranks)
     steps = len(labels) // (BATCH * ACCUMULATE)
@@ -74,7 +74,7 @@ def main() -> None:
                 optimizer.step()
                 # Ranks that are out of images count as zero in this sum.
                 seen += mesh.all_reduce(np.array([BATCH * ACCUMULATE, BATCH * total]))
-        # A rank that stopped early lacks the last sums; the largest are the whole epoch's.
+        # A rank that stopped early lacks the last sums; the largest sums are those of the epoch.
         seen = mesh.all_reduce(seen, op=dist.ReduceOp.MAX)
         if rank == 0:
             print(f"epoch {epoch + 1:2}: {seen[0]:.0f} images, loss {seen[1] / seen[0]:.4f}")

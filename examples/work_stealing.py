@@ -2,10 +2,10 @@
 
     meshrun -n4 examples/work_stealing.py
 
-Each rank owns a range of numbers, and its part of a window counts those that are taken. Ranks take
-them by ``fetch_and_op``, so no two get the same. A rank whose range is used up continues with its
-neighbour's; the neighbour computes meanwhile and answers nothing. The work on a number is to count
-its steps to 1 by the Collatz rule.
+Each rank owns a range of numbers, and its part of a window counts the numbers already taken. Ranks
+take numbers by ``fetch_and_op``, so no two ranks get the same one. A rank that has used up its
+range continues with its neighbour's. The neighbour takes no part in that; it goes on computing. The
+work on a number is to count its steps to 1 by the Collatz rule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import meshlib as dist
 
 
 def steps_to_one(number: int) -> int:
-    """Return how often to halve ``number``, or to triple it and add 1 where it is odd."""
+    """Return the steps to 1: an even number is halved, an odd one is tripled plus 1."""
     steps = 0
     while number > 1:
         number = number // 2 if number % 2 == 0 else 3 * number + 1

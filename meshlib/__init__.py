@@ -117,11 +117,11 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     )
     from meshlib._groups.backend import is_backend_available as is_backend_available
     from meshlib._groups.process_group import ProcessGroup as ProcessGroup
-    from meshlib._job.init import destroy_process_group as destroy_process_group
-    from meshlib._job.init import init_process_group as init_process_group
-    from meshlib._job.init import is_initialized as is_initialized
     from meshlib._job.preemption import request_stop as request_stop
     from meshlib._job.preemption import should_stop as should_stop
+    from meshlib._job.starting.init import destroy_process_group as destroy_process_group
+    from meshlib._job.starting.init import init_process_group as init_process_group
+    from meshlib._job.starting.init import is_initialized as is_initialized
     from meshlib._launcher.spawn import spawn as spawn
     from meshlib._launcher.spawned_rank import ProcessException as ProcessException
     from meshlib._launcher.spawned_rank import ProcessExitedException as ProcessExitedException
@@ -204,7 +204,7 @@ _HOMES = {
     "meshlib._collectives.windows.window": "Window",
     "meshlib._groups.backend": "Backend get_default_backend_for_device is_backend_available",
     "meshlib._groups.process_group": "ProcessGroup",
-    "meshlib._job.init": "destroy_process_group init_process_group is_initialized",
+    "meshlib._job.starting.init": "destroy_process_group init_process_group is_initialized",
     "meshlib._job.preemption": "request_stop should_stop",
     "meshlib._launcher.spawn": "spawn",
     "meshlib._launcher.spawned_rank": (

@@ -1,4 +1,4 @@
-"""The ``meshlib`` command: one word chooses what to do, and only that is imported."""
+"""The ``meshlib`` command: it imports and runs the subcommand that its first argument names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from meshlib._command_line import end_quietly, say
+from meshlib._command_line import end_quietly, print_note
 from meshlib._did_you_mean import did_you_mean
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tune": ("meshlib._tune.cli:main", "measure where one algorithm gives way to another"),
     "bench": ("meshlib._bench.cli:main", "measure collectives, beside those of other libraries"),
 }
-"""Each command as ``module:function`` (called with the other arguments), and in words."""
+"""For each command: ``module:function``, called with the other arguments, and its help text."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         expected = ", ".join(COMMANDS)
         hint = did_you_mean(command, COMMANDS)
-        say("meshlib", f"{command!r} is no command; expected {expected}{hint}")
+        print_note("meshlib", f"{command!r} is not a command; expected {expected}{hint}")
         return 2
     module, _, function = COMMANDS[command][0].partition(":")
     run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
@@ -64,8 +64,8 @@ def _usage() -> str:
     return (
         "usage: meshlib COMMAND ...\n\n"
         f"{commands}\n\n"
-        "meshlib COMMAND --help says more. meshlib --version prints the version, and\n"
-        "whether the compiled core is there.\n"
+        "See meshlib COMMAND --help. meshlib --version prints the version, and the path of\n"
+        "the compiled core or why there is none.\n"
     )
 
 

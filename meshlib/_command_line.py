@@ -20,7 +20,7 @@ _MISSING = "the following arguments are required"
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, which says what a misspelt option may mean."""
+    """An ArgumentParser with errors of one line, which suggest the option that was meant."""
 
     _given: Sequence[str] = ()
 
@@ -50,14 +50,14 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def print_result(prog: str, make: Callable[[], str]) -> int:
-    """Print what ``make()`` returns, or its error in one line; return the exit code.
+    """Print the result of ``make()``, or its error in one line; return the exit code.
 
     Wrong input is ValueError, OSError or ImportError.
     """
     try:
         text = make()
     except (ValueError, OSError, ImportError) as error:
-        say(prog, " ".join(told(error).split()))
+        print_note(prog, " ".join(message_of(error).split()))
         return USAGE_ERROR
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without × is no reason to fail
@@ -69,14 +69,15 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
     return end_quietly(write)
 
 
-def say(prog: str, text: str) -> None:
+def print_note(prog: str, text: str) -> None:
     """Print a line of the command ``prog`` on standard error, now."""
-    tell(f"{prog}: {text}\n")
+    write_stderr(f"{prog}: {text}\n")
 
 
-def tell(text: str) -> None:
-    """Write ``text`` to standard error, now. Where that is full or closed, nobody is told, and
-    what the command does goes on.
+def write_stderr(text: str) -> None:
+    """Write ``text`` to standard error, now.
+
+    An error is ignored: the command goes on where its standard error is full or closed.
     """
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (it was closed)
         return
@@ -89,9 +90,9 @@ def tell(text: str) -> None:
 
 
 def end_quietly(run: Callable[[], int]) -> int:
-    """Return what ``run()`` returns: an exit code.
+    """Return the exit code of ``run()``.
 
-    A reader of its output that has seen enough (``| head``) is no error, and Ctrl-C no news: 130.
+    A reader that closes the output early (``| head``) is no error. Ctrl-C returns 130 silently.
     """
     try:
         code = run()
@@ -108,14 +109,14 @@ def end_quietly(run: Callable[[], int]) -> int:
 
 
 def reader_is_gone(descriptor: int) -> bool:
-    """Return whether nobody reads any more what is written to ``descriptor``."""
+    """Return whether the reader of ``descriptor`` is gone."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
-def told(error: Exception) -> str:
-    """Return what ``error`` says, without the number of an error of the system."""
+def message_of(error: Exception) -> str:
+    """Return the text of ``error``, without the number of a system error."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

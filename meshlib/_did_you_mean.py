@@ -1,4 +1,4 @@
-"""Naming what somebody may have meant, at the end of an error's message."""
+"""Suggestions of the word that was meant, for the end of an error message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen records as JSON and back: what ranks and launchers write for each other.
+"""Frozen records as JSON and back, for messages between ranks and launchers.
 
 ``json.dumps(record, default=values_of)`` writes a dataclass and its contents. ``build`` makes it
 again from the annotations of its fields.

@@ -16,7 +16,7 @@ from transport._net.secret_file import find_secret, home_secret_file, write_secr
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what ``argv`` says; return the exit code."""
+    """Run the command in ``argv``; return the exit code."""
     parser = OneLineParser(
         prog="meshlib secret",
         description="Write a secret to a file that only you can read (mode 0600), from which"

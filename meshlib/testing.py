@@ -18,7 +18,6 @@ from meshlib._launcher.ranks.failure import Blame, RaisedError, first_failure
 from transport._checks import to_whole_number
 from transport._communicators import backends
 from transport._communicators.runtime import Runtime
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -27,6 +26,7 @@ from transport._errors import (
 )
 from transport._platform import available_cores, thread_names
 from transport._store.hash_store import HashStore
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0
@@ -126,8 +126,8 @@ class _ThreadsOfXla:
             yield None if self._has_enough(2 * size) else self._device(needed)
 
     def _has_enough(self, needed: int) -> bool:
-        told = _told() or available_cores()
-        return max(self._own, min(told, _count_threads())) >= needed
+        given = _given_threads() or available_cores()
+        return max(self._own, min(given, _count_threads())) >= needed
 
     def _device(self, needed: int) -> Any:
         from jax.extend.backend import get_default_device
@@ -148,25 +148,25 @@ class _ThreadsOfXla:
 _threads_of_xla = _ThreadsOfXla()
 
 
-def _told() -> int:
+def _given_threads() -> int:
     """Return the number of threads that the user wants a client of XLA to have; 0 for none."""
-    told = os.environ.get(_XLA_THREADS, "")
-    return int(told) if told.isdecimal() else 0
+    given = os.environ.get(_XLA_THREADS, "")
+    return int(given) if given.isdecimal() else 0
 
 
 @contextmanager
 def _started_with(threads: int) -> Generator[int]:
     """Have clients of XLA that begin in the block have at least ``threads``; give how many."""
-    told = os.environ.get(_XLA_THREADS)
-    threads = max(_told(), available_cores(), threads)
+    given = os.environ.get(_XLA_THREADS)
+    threads = max(_given_threads(), available_cores(), threads)
     os.environ[_XLA_THREADS] = str(threads)
     try:
         yield threads
     finally:
-        if told is None:
+        if given is None:
             os.environ.pop(_XLA_THREADS, None)
         else:
-            os.environ[_XLA_THREADS] = told
+            os.environ[_XLA_THREADS] = given
 
 
 def _count_threads() -> int:

@@ -72,19 +72,3 @@ def written(array: Array) -> str:
 def placement(array: Array) -> tuple[str, str]:
     """Return (dtype name, device): arrays with equal ones can share a flat buffer."""
     return array.dtype.name, str(getattr(array, "device", "cpu"))
-
-
-def put_at(array: Array, index: Any, value: Array) -> Array:
-    """Return ``array`` with ``value`` at ``index``: itself, or a new one for JAX's arrays."""
-    if hasattr(array, "at"):
-        return array.at[index].set(value)
-    array[index] = value
-    return array
-
-
-def added_at(array: Array, index: Any, value: Array) -> Array:
-    """Return ``array`` with ``value`` added at ``index``: itself, or a new one for JAX's arrays."""
-    if hasattr(array, "at"):
-        return array.at[index].add(value)
-    array[index] += value
-    return array

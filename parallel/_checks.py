@@ -21,7 +21,7 @@ def describe(value: object) -> str:
 def to_count(value: Any, name: str, least: int = 1) -> int:
     """Return ``value`` as an int.
 
-    Raises TypeError for what is no whole number, ValueError for one below ``least``.
+    Raises TypeError for a value that is not an integer, ValueError for one below ``least``.
     """
     count = to_whole_number(value, name)
     if count < least:
@@ -40,7 +40,7 @@ def check_number(value: Any, name: str) -> None:
 
 
 def check_nonnegative(**options: Any) -> None:
-    """Raise for the first of ``options`` that is no number >= 0: TypeError, or ValueError."""
+    """Raise for the first of ``options`` that is not a number >= 0: TypeError, or ValueError."""
     for name, value in options.items():
         check_number(value, name)
         if not value >= 0:
@@ -75,11 +75,6 @@ def check_array(value: object, name: str) -> None:
         raise TypeError(f"{name} must be an array, got {describe(value)}")
 
 
-def check_generator(rng: object) -> None:
-    """Raise TypeError unless ``rng`` is one of NumPy's generators."""
-    check_instance(rng, np.random.Generator, "rng", "numpy.random.default_rng(0)")
-
-
 def to_generator(rng: np.random.Generator | None) -> np.random.Generator:
     """Return ``rng``; for None a new generator, seeded from NumPy's global random state.
 
@@ -87,7 +82,7 @@ def to_generator(rng: np.random.Generator | None) -> np.random.Generator:
     """
     if rng is None:
         return np.random.default_rng(np.random.randint(0, 2**32, 4, np.uint32))
-    check_generator(rng)
+    check_instance(rng, np.random.Generator, "rng", "numpy.random.default_rng(0)")
     return rng
 
 
@@ -116,7 +111,7 @@ def check_state_dict(state: object, *keys: str, name: str = "state") -> None:
 
 
 def check_transformation(transformation: object) -> None:
-    """Raise TypeError for what is no ``optax.GradientTransformation``, or like one."""
+    """Raise TypeError for a value that is not an ``optax.GradientTransformation``, or like one."""
     if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
         raise TypeError(
             "transformation must be an optax.GradientTransformation, such as optax.adamw(1e-3), "

@@ -21,8 +21,8 @@ class GroupLike(Protocol):
 def resolve(ranks: GroupLike | None, argument: str) -> ProcessGroup:
     """Return the group of ``ranks``, or the default group when None.
 
-    Raises, naming ``argument``, ValueError when this rank is not a member, and TypeError for what
-    is no set of ranks.
+    Raises, naming ``argument``, ValueError when this rank is not a member, and TypeError for a
+    value that is not a set of ranks.
     """
     group = meshlib.group.WORLD if ranks is None else getattr(ranks, "process_group", None)
     if not isinstance(group, ProcessGroup):
@@ -35,7 +35,7 @@ def resolve(ranks: GroupLike | None, argument: str) -> ProcessGroup:
 
 
 def gathered(own: Any, group: ProcessGroup) -> list[Any]:
-    """Return what each member has as its ``own``, by group rank. A collective; by pickle."""
+    """Return the ``own`` of all members, by group rank. A collective that pickles them."""
     everybody: list[Any] = [None] * group.size()
     group.all_gather_object(everybody, own)
     return everybody
@@ -44,7 +44,7 @@ def gathered(own: Any, group: ProcessGroup) -> list[Any]:
 def same_dims(ranks: GroupLike | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
     """Return the slice of ``mesh`` along the dims of the slice ``ranks``, which ``what`` was given.
 
-    Raises ValueError when ``ranks`` is no slice of a mesh with names.
+    Raises ValueError when ``ranks`` is not a slice of a mesh with names.
     """
     names = ranks.mesh_dim_names if isinstance(ranks, DeviceMesh) else None
     if names is None:
@@ -56,7 +56,8 @@ def same_dims(ranks: GroupLike | None, mesh: DeviceMesh, what: str) -> DeviceMes
 
 
 def check_shard_mesh(mesh: Any) -> str:
-    """Raise for what is no mesh to shard over; return what messages of others begin with."""
+    """Raise for a value that is not a mesh to shard over; return what messages of others begin
+    with."""
     check_instance(mesh, DeviceMesh, "mesh", "mesh['dp_shard']")
     where = f"rank {mesh.get_rank()}"
     if mesh.ndim not in (1, 2):

@@ -66,7 +66,7 @@ def matches(path: str, pattern: str) -> bool:
 def meant_by(
     plan: Mapping[str, _T], paths: Mapping[str, Sequence[str]], lacking: str
 ) -> dict[str, _T]:
-    """Return what ``plan``, by patterns, has for each of ``paths``.
+    """Return the entry of ``plan``, whose keys are patterns, for each of ``paths``.
 
     A path has names, itself among them, any of which a pattern may match. Raises ValueError for a
     pattern that matches none (it says ``lacking``, and the nearest ones), and for a path that two

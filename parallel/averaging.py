@@ -29,7 +29,7 @@ class ModelAverager(ABC):
 
     For uneven inputs, pass ``model.join`` the ``PostLocalSGDOptimizer`` that holds it.
 
-    Raises ValueError for a negative ``warmup_steps``, TypeError for what is no whole number.
+    Raises ValueError for a negative ``warmup_steps``, TypeError for a value that is not an integer.
     """
 
     def __init__(self, warmup_steps: int, groups: Iterable[ProcessGroup]) -> None:
@@ -175,7 +175,7 @@ class PostLocalSGDOptimizer(Joinable):
         return {**self.optimizer.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned. Raises as the optimizer does."""
+        """Load a state that ``state_dict`` returned. Raises the errors of the optimizer."""
         check_state_dict(state, "step")
         self.optimizer.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self.averager.step = int(state["step"])
@@ -194,5 +194,5 @@ class PostLocalSGDOptimizer(Joinable):
         self._average(self.averager.groups[phase], self.join_context)
 
     def phase_name(self, phase: int) -> str:
-        """Return what a phase is called in messages."""
+        """Return the name of a phase in messages."""
         return f"averaging over {self.averager.groups[phase]}"

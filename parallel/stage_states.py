@@ -54,7 +54,7 @@ class StageStates:
         return self._arrays.state({"model": model, "optimizer": optimizer})
 
     def layout(self) -> dict[str, Any]:
-        """Return what ``meshlib.checkpoint.load`` is to make of such a state: its ``like``.
+        """Return the argument ``like`` with which ``meshlib.checkpoint.load`` loads the state.
 
         All ranks call. The optimizer need not have made a step.
         """
@@ -105,7 +105,7 @@ class StageStates:
 
 
 def _as(own: Any, loaded: Any) -> Any:
-    """Return what was loaded in the form in which the stage has it: the parts are the same."""
+    """Return loaded values in the stage's form; the parts are the same."""
     if isinstance(own, DArray):
         return DArray(loaded.local, own.sharding, own.shape, own.dtype)
     return loaded.local

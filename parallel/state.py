@@ -27,7 +27,7 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
         optimizer: That of its parameters, if its state is to be saved too.
 
     Raises:
-        TypeError: For what is no module or optimizer.
+        TypeError: For a value that is not a module or optimizer.
     """
     _check(model, optimizer)
     state: dict[str, Any] = {"model": model.state_dict()}
@@ -39,7 +39,7 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
 
 
 def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
-    """Return what ``meshlib.checkpoint.load`` is to make of such a state: its ``like``.
+    """Return the argument ``like`` with which ``meshlib.checkpoint.load`` loads the state.
 
     The optimizer need not have made a step: its states are laid out by the shapes of the
     parameters that they belong to.
@@ -91,7 +91,7 @@ def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ..
     numbered = optimizer.parameters()
 
     def layout(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Sharding | Any:
-        # ("state", number, name); anything else is no state of a parameter.
+        # ("state", number, name); anything else is not a state of a parameter.
         number = keys[1] if len(keys) == 3 and keys[0] == "state" else -1
         if not isinstance(number, int) or not 0 <= number < len(numbered):
             return ...

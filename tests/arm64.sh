@@ -34,7 +34,7 @@ flags=$(.venv/bin/python -c 'import hatch_build; print(*hatch_build.FLAGS)')
 # The engine alone first, with pages of both sizes that ARM's kernels have.
 protocol=$root/protocol
 $compiler -std=gnu11 -D_GNU_SOURCE -O2 -pthread -static -Wl,--wrap=sleep_on -I "$root/src/transport/_native" \
-    "$root"/src/tests/transport/native/protocol.c "$root"/src/transport/_native/engine/*.c -o "$protocol"
+    "$root"/src/tests/transport/native/protocol.c "$root"/src/transport/_native/engine/{,kernels/}*.c -o "$protocol"
 for page in 4096 65536; do
     for size in 2 3 4; do qemu-aarch64-static -p $page "$protocol" calls $size 1000 $size; done
     qemu-aarch64-static -p $page "$protocol" damage 3 20 3

@@ -47,7 +47,7 @@ for number, handler in ENDINGS.items():
 
 
 def pytest_collection_finish() -> None:
-    """What all tests consist of stays: the collector need not look at it again and again."""
+    """Keep the objects of all tests out of later garbage collections."""
     gc.collect()
     gc.freeze()
 

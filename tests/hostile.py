@@ -35,7 +35,7 @@ _SKIPPED = (f"{_CODE}/.", __file__)  # an environment inside the checkout
 
 
 class _Points:
-    """Which of the calls in some code are stopped: a few early, then more and more rarely."""
+    """Chooses the calls to stop in some code: a few early, then more and more rarely."""
 
     def __init__(self, draw: random.Random, within: float, growth: float, budget: float) -> None:
         self._random, self._within, self._growth = draw, within, growth

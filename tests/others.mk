@@ -47,7 +47,7 @@ test-mpi: $(STAMP)  ## test the mpi backend under the wheels of Open MPI and MPI
 test-torch:  ## beside PyTorch: its backend, DTensor, FSDP2, DCP; and who else reads checkpoints
 	@test -x .torch/bin/pytest || { $(PYTHON) -m venv .torch && \
 		.torch/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[torch]' expecttest hypothesis pytest pytest-timeout tensorstore xarray zarr; }
+			--editable '.[jax,torch]' expecttest hypothesis pytest pytest-timeout tensorstore xarray zarr; }
 	.torch/bin/python -m pytest -p no:xdist tests/pytorch tests/e2e/checkpoints/test_torch_dcp.py \
 		tests/meshlib/checkpoint/test_files.py
 	.torch/bin/python tests/pytorch/own_tests/distributed_tests.py
@@ -81,7 +81,7 @@ test-etcd: $(STAMP)  ## the store in a real etcd, and jobs that outlive their fi
 	else \
 		command -v etcd >/dev/null || { apt-get update -q && \
 			apt-get install -qy --no-install-recommends etcd-server; } || exit 1; \
-		$(BIN)/python -m pytest -n 0 tests/transport/store tests/e2e/meshrun/test_meshrun_etcd.py \
+		$(BIN)/python -m pytest -n 0 tests/transport/store tests/e2e/meshrun/nodes/test_meshrun_etcd.py \
 			-k etcd; \
 	fi
 

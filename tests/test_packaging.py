@@ -1,4 +1,4 @@
-"""What is in the distributions, with a compiled core and without one. Needs no network."""
+"""The contents of the distributions, with a compiled core and without one. Needs no network."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def wheel_facts(wheel):
 
 
 def loaded(path, **environment):
-    """What ``transport._native`` in a fresh process has: a core? why not? Or an error."""
+    """The core that ``transport._native`` has in a fresh process, or the reason for none."""
     program = "from transport._native import core, why_not; print(core is not None, why_not)"
     result = subprocess.run(
         [sys.executable, "-c", program],
@@ -365,7 +365,7 @@ def test_the_conda_recipe_has_the_bounds_and_commands_of_pyproject():
 
 def test_the_table_of_supported_versions_has_the_bounds_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    page = (ROOT / "docs/compatibility.md").read_text()
+    page = (ROOT / "docs/reference/compatibility.md").read_text()
     pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     assert f"| Python | {pythons[0]} | {pythons[-1]} |" in page
     assert project["requires-python"] == f">={pythons[0]}"

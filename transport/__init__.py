@@ -1,13 +1,16 @@
-"""Moving bytes between ranks: what a transport of one's own is made of.
+"""Moving bytes between ranks: the parts of a transport of your own.
 
-``_HOMES`` lists the public names; docs/adding-a-transport.md explains them. Each is imported at its
-first use (PEP 562): the launcher is built on this package, too, and does without NumPy.
+``_HOMES`` lists the public names; docs/inside/adding-a-transport.md explains them. Each is
+imported at its first use (PEP 562): the launcher is built on this package, too, and does without
+NumPy.
 """
 
 import typing as _typing
 
 if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
-    from transport._call import Call as Call
+    from transport._calls.call import Call as Call
+    from transport._calls.header import CallHeader as CallHeader
+    from transport._calls.header import Kind as Kind
     from transport._communicators.base import Communicator as Communicator
     from transport._communicators.runtime import Membership as Membership
     from transport._communicators.runtime import Runtime as Runtime
@@ -18,8 +21,6 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._cuda.driver import driver_of as driver_of
     from transport._cuda.flat import DeviceFlat as DeviceFlat
     from transport._cuda.flat import StreamOrder as StreamOrder
-    from transport._deadline import Deadline as Deadline
-    from transport._deadline import Timeout as Timeout
     from transport._errors import CommunicatorAbortedError as CommunicatorAbortedError
     from transport._errors import CommunicatorTimeoutError as CommunicatorTimeoutError
     from transport._errors import DistBackendError as DistBackendError
@@ -28,9 +29,6 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._errors import DistStoreError as DistStoreError
     from transport._errors import HeaderMismatchError as HeaderMismatchError
     from transport._errors import PeerLostError as PeerLostError
-    from transport._header import CallHeader as CallHeader
-    from transport._header import Kind as Kind
-    from transport._interrupts import Condition as Condition
     from transport._link import Link as Link
     from transport._link import OnPiece as OnPiece
     from transport._link import Request as Request
@@ -47,9 +45,13 @@ if _typing.TYPE_CHECKING:  # the same names again, for type checkers and editors
     from transport._store import PrefixStore as PrefixStore
     from transport._store import Store as Store
     from transport._store import TCPStore as TCPStore
+    from transport._waiting.deadline import Deadline as Deadline
+    from transport._waiting.deadline import Timeout as Timeout
+    from transport._waiting.interrupts import Condition as Condition
 
 _HOMES = {
-    "transport._call": "Call",
+    "transport._calls.call": "Call",
+    "transport._calls.header": "CallHeader Kind",
     "transport._communicators.base": "Communicator",
     "transport._communicators.runtime": "Membership Runtime",
     "transport._communicators.store_waits": "PeerKeys",
@@ -57,13 +59,10 @@ _HOMES = {
     "transport._cuda.device_state": "DeviceStream",
     "transport._cuda.driver": "Driver driver_of",
     "transport._cuda.flat": "DeviceFlat StreamOrder",
-    "transport._deadline": "Deadline Timeout",
     "transport._errors": (
         "CommunicatorAbortedError CommunicatorTimeoutError DistBackendError DistError "
         "DistNetworkError DistStoreError HeaderMismatchError PeerLostError"
     ),
-    "transport._header": "CallHeader Kind",
-    "transport._interrupts": "Condition",
     "transport._link": "Link OnPiece Request waited_for wrong_frame",
     "transport._links.communicator": "LinkCommunicator",
     "transport._links.mailbox": "Mailbox",
@@ -71,6 +70,8 @@ _HOMES = {
     "transport._operands.order": "add_all",
     "transport._operands.reduce_op": "Flat ReduceOp",
     "transport._store": "FileStore HashStore PrefixStore Store TCPStore",
+    "transport._waiting.deadline": "Deadline Timeout",
+    "transport._waiting.interrupts": "Condition",
 }
 """The public names, by the module that defines them."""
 

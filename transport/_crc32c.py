@@ -30,7 +30,7 @@ class Crc32c(Protocol):
     """``crc32c(data, crc=0)``."""
 
     def __call__(self, data: Any, crc: int = 0, /) -> int:
-        """Return the CRC-32C of ``data``, a buffer; ``crc`` is that of what comes before it."""
+        """Return the CRC-32C of ``data``, a buffer; ``crc`` is that of the bytes before it."""
         ...
 
 
@@ -64,7 +64,7 @@ def _byte_list() -> list[int]:
 
 @cache
 def _pair_table() -> Words:
-    """Return what two bytes, the first the lower, make of a register that begins with them."""
+    """Return the table for two bytes at once; the first is the lower byte of the index."""
     once = _byte_table()[np.arange(1 << 16) & 255] ^ (np.arange(1 << 16, dtype=np.uint32) >> 8)
     return (once >> 8 ^ _byte_table()[once & 255]).astype(np.uint32)
 
@@ -94,7 +94,7 @@ def _many_lanes(rows: Bytes, register: int) -> int:
 
 @cache
 def _after_zeros(count: int) -> Callable[[Words], Words]:
-    """Return what ``count`` zero bytes make of registers: a product over GF(2)."""
+    """Return registers after ``count`` zero bytes: a product over GF(2)."""
     matrix = _columns(count)
 
     def apply(registers: Words) -> Words:
@@ -107,7 +107,7 @@ def _after_zeros(count: int) -> Callable[[Words], Words]:
 
 
 def _columns(count: int) -> list[int]:
-    """Return what ``count`` zero bytes make of each bit: by squaring."""
+    """Return each bit of a register after ``count`` zero bytes, by squaring."""
     table = _byte_list()
     power = [(1 << bit) >> 8 ^ table[(1 << bit) & 255] for bit in range(32)]
     result = [1 << bit for bit in range(32)]

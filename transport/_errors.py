@@ -27,7 +27,7 @@ class DistStoreError(DistError):
 class StoreTimeoutError(DistStoreError, TimeoutError):
     """A wait on a store passed its deadline; the message names the keys and the store.
 
-    ``missing`` are the keys that had not come, with all their prefixes, where that is known.
+    ``missing`` are the keys that had not arrived, with all their prefixes, where that is known.
     """
 
     def __init__(self, message: str = "", missing: Sequence[str] = ()) -> None:
@@ -38,7 +38,7 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 class StoreSilentError(DistStoreError):
     """A store's server does not answer, or there is no way to it: it may live all the same.
 
-    ``seconds`` is how long an answer was waited for, None where the kernel knows no way.
+    ``seconds`` is how long an answer was waited for, None if the kernel knows no way.
     """
 
     def __init__(self, message: str, seconds: float | None = None) -> None:
@@ -113,7 +113,7 @@ class CollectiveMismatchError(DistBackendError):
 
 
 class CollectiveTimeoutError(DistBackendError, TimeoutError):
-    """A call passed its deadline; the message names who has not come and where each rank stands."""
+    """A call passed its deadline; the message names the missing ranks and each rank's state."""
 
 
 class RankFailedError(DistBackendError):

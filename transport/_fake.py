@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._links.messaging import MessagingCommunicator
 from transport._operands.flat import copy
 from transport._operands.reduce_op import Flat, ReduceOp

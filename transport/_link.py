@@ -1,8 +1,8 @@
 """A link: an ordered, reliable channel between two members of one group.
 
 A link belongs to one (group, peer) pair, so nothing has to be demultiplexed and one slow peer
-blocks nobody else. It carries frames; each begins with the call's header (``transport._call``),
-which the receiver compares with its own call before it uses a byte.
+blocks nobody else. It carries frames; each begins with the call's header
+(``transport._calls.header``), which the receiver compares with its own call before it uses a byte.
 
 Algorithms post the frames whose data is there and wait for those that they need. A thread that
 waits for one frame makes progress on all frames that its communicator has posted.
@@ -13,9 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader
 from transport._errors import CommunicatorTimeoutError, HeaderMismatchError
-from transport._header import CallHeader
 
 OnPiece = Callable[[int], None]
 """Told, while a frame arrives, how many of its bytes are in the buffer so far (rising)."""
@@ -55,9 +55,9 @@ class Request(ABC):
 
     @abstractmethod
     def wait(self, on_piece: OnPiece | None = None) -> None:
-        """Make progress until the request is done; raises as ``Link`` says.
+        """Make progress until the request is done; raises the errors of ``Link``.
 
-        ``on_piece`` is told of a received frame's pieces from now on.
+        From now on ``on_piece`` is called for each piece of a received frame.
         """
 
 

@@ -53,7 +53,7 @@ class Place:
         return place
 
     def may_share_with(self, other: Place) -> bool:
-        """True if memory can be shared with the rank at ``other``, as far as can be told."""
+        """True if nothing is known that prevents sharing memory with the rank at ``other``."""
         return not self.obstacle and not other.obstacle and self.machine == other.machine
 
 
@@ -83,9 +83,11 @@ def unsupported_reason() -> str | None:
 
 
 def this_machine() -> str:
-    """Return what processes that share our loopback have in common: the running kernel's boot and
-    the network namespace, in which sockets' addresses mean something. Two namespaces of one machine
-    are two machines; a name alone says nothing, many have the same.
+    """Return an id that processes with the same loopback have in common.
+
+    It consists of the running kernel's boot and the network namespace, in which socket addresses
+    are valid. Two namespaces of one machine count as two machines. A host's name would not do,
+    because many hosts have the same one.
     """
     try:
         return _boot_and_namespace()

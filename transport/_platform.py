@@ -1,7 +1,7 @@
 """The differences of operating systems: Linux's calls, and their portable replacements.
 
-Nothing here decides by the name of the system: it asks whether Python has the function. Shared
-memory among processes is Linux's alone (``transport._shm.support``).
+This module does not check the system's name, only whether Python has a function. Only Linux has
+shared memory among processes (``transport._shm.support``).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ KEEPALIVE_IDLE: int = (
     if hasattr(socket, "TCP_KEEPIDLE")
     else getattr(socket, "TCP_KEEPALIVE", 0x10)
 )
-"""The TCP option for the seconds of silence after which the kernel asks whether a peer is there."""
+"""The TCP option for the seconds of silence after which the kernel probes a peer."""
 SEND_NOW = int(socket.MSG_DONTWAIT) | int(getattr(socket, "MSG_NOSIGNAL", 0))
-"""Flags of a send that does not block. (Python ignores SIGPIPE, where a flag cannot.)"""
+"""Flags of a send that does not block. Without MSG_NOSIGNAL, Python itself ignores SIGPIPE."""
 _PROCESS_TABLE = "/proc"
 
 
@@ -32,7 +32,7 @@ def available_cores() -> int:
 
 
 def thread_names() -> list[str] | None:
-    """Return the names of this process's threads in the kernel; None if it does not tell."""
+    """Return the names of this process's threads in the kernel; None if the kernel hides them."""
     names: list[str] = []
     try:
         numbers = os.listdir("/proc/self/task")
@@ -47,8 +47,8 @@ def thread_names() -> list[str] | None:
 def same_file(descriptor: int, path: str) -> str:
     """Return a path that opens the file behind ``descriptor`` anew.
 
-    It is ``path``, from which the file was opened, where the system does not name open files. The
-    caller compares the two files.
+    If the system has no names for open files, it returns ``path``, from which the file was opened.
+    The caller has to compare the two files.
     """
     named = f"/proc/self/fd/{descriptor}"
     return named if os.path.lexists(named) else path
@@ -97,7 +97,7 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent ends, where the kernel can."""
+    """Make this process the parent of descendants whose own parent ends, if the kernel can."""
     import ctypes
 
     with suppress(AttributeError):
@@ -110,7 +110,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def ended_child(candidates: list[int]) -> int | None:
     """Return a child of this process that has ended and is not collected yet, or None.
 
-    Where the kernel does not name one, each of ``candidates`` is looked at.
+    If the kernel cannot name one, each of ``candidates`` is checked.
     """
     if hasattr(os, "waitid"):
         try:
@@ -126,7 +126,7 @@ def wait_for_end(pid: int, timeout: float) -> bool:
     """Wait until process ``pid`` has ended, at most ``timeout`` seconds; return whether it has."""
     try:
         handle = os.pidfd_open(pid)
-    except OSError:  # gone; or a kernel without pidfd, where the caller's next look tells
+    except OSError:  # the process is gone, or the kernel lacks pidfd: the caller checks again
         return True
     except AttributeError:
         end = time.monotonic() + timeout

@@ -12,7 +12,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
-_LINK_IN_HTML = re.compile(r'\b(?:href|src)="(?!\w+:)([^"#?]+)')
+_LINK_IN_HTML = re.compile(r'\b(?:href|src)="(?!\w+:)([^"#?]*)(?:\?[^"#]*)?(?:#([^"]*))?"')
+_ANCHOR = re.compile(r'\bid="([^"]+)"')
 _WHOLE_LINK = re.compile(r"\[([^]]+)" + _LINK.pattern + r"\)")
 
 
@@ -41,9 +42,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links between files of the repository into links between those of the site.
+    """Turn links between files of the repository into links between pages of the site.
 
-    A link to a folder, which is no page, becomes its text.
+    A link to a folder, which is not a page, becomes its text.
     """
     here = page.file.src_uri
 
@@ -59,14 +60,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Fail where a page links to what is not in the site."""
-    site = Path(config.site_dir)
-    for page in site.rglob("*.html"):
+    """Fail where a page links to a file or an anchor that is not in the site."""
+    texts = {page: page.read_text() for page in Path(config.site_dir).rglob("*.html")}
+    anchors = {page: set(_ANCHOR.findall(text)) for page, text in texts.items()}
+    for page, text in texts.items():
         if page.name == "404.html":  # whose links are absolute
             continue
-        for link in set(_LINK_IN_HTML.findall(page.read_text())):
-            if not (page.parent / link).is_file():
-                raise PluginError(f"{page.relative_to(site)} links to {link}, which is not there")
+        for path, anchor in set(_LINK_IN_HTML.findall(text)):
+            target = (page.parent / path).resolve() if path else page
+            if not target.is_file() or (anchor and anchor not in anchors.get(target, {anchor})):
+                link = f"{path}#{anchor}" if anchor else path
+                raise PluginError(f"{page.name} links to {link}, which is not there")
 
 
 def _place(uri: str) -> str:

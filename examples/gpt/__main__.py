@@ -71,12 +71,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, default=Path(__file__).with_name("gpt.toml"))
     parser.add_argument("--checkpoints", default="", help="save here, and go on from what is here")
-    parser.add_argument("--stop-after", type=int, help="cut the run after so many steps")
+    parser.add_argument("--stop-after", type=int, help="stop after this many steps")
     parser.add_argument("--losses", type=Path, help="write the losses into this file")
     args = parser.parse_args()
     config = Config(args.config)
     jax.config.update("jax_enable_x64", config.run.dtype == "float64")
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     losses = train(Trainer(config, mesh), args.checkpoints or config.run.folder, args.stop_after)
     first = dist.get_rank() == 0
     dist.destroy_process_group()

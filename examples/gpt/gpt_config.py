@@ -14,7 +14,7 @@ NAMES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
 class Dims:
-    """A mesh with all six dims; those that the given one lacks have one rank."""
+    """A mesh with all six dims; a dim that the given mesh lacks has one rank."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         names = mesh.mesh_dim_names or ()
@@ -27,25 +27,26 @@ class Dims:
         self.mesh = mesh
         self.pp, self.cp, self.tp, self.ep = (mesh[name] for name in ("pp", "cp", "tp", "ep"))
         self.sequences = mesh["dp_replicate", "dp_shard", "ep"]
-        """The ranks that have other sequences each: a step's batch is dealt out to them."""
+        """The ranks with different sequences, over which a step's batch is divided."""
         self.tokens = mesh["dp_replicate", "dp_shard", "ep", "cp"]
-        """Those that have other tokens each: losses and gradients are averaged over them."""
+        """The ranks with different tokens, over which losses and gradients are averaged."""
         mesh["dp_replicate", "ep", "cp"].flatten("copies")
         mesh["dp_replicate", "cp"].flatten("copies_of_experts")
         self.dense = mesh["copies", "dp_shard"]
-        """Over which parameters are replicated, and sharded."""
+        """The dims over which parameters are replicated, and the one over which they are sharded.
+        """
         self.experts = mesh["copies_of_experts", "dp_shard"]
-        """Those of experts, which ``ep`` has split before."""
+        """The same for the parameters of experts, which ``ep`` has already split."""
 
     def sizes(self) -> dict[str, int]:
-        """Return how many ranks each of the six dims has."""
+        """Return the number of ranks of each of the six dims."""
         return {name: self.mesh[name].size() for name in NAMES}
 
 
 class Config:
     """All settings: the tables of a TOML file, which has some of the keys of ``gpt.toml``.
 
-    Raises ValueError with file and key for what is wrong.
+    Raises ValueError with the file and the key for a wrong setting.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +71,7 @@ class Config:
             self.wrong("model", "top_k", f"of {model.experts} experts")
 
     def check(self, dims: Dims) -> None:
-        """Raise ValueError for what does not fit the sizes of the mesh's dims: before any byte."""
+        """Raise ValueError, before any byte moves, for a setting that does not fit the mesh."""
         sizes, model, sequence = dims.sizes(), self.model, self.parallel.sequence
         pp, cp, tp, ep = (sizes[name] for name in ("pp", "cp", "tp", "ep"))
         replicas = dims.sequences.size()
@@ -80,7 +81,7 @@ class Config:
         for key in ("vocabulary", "heads", "kv_heads", *hidden):
             self._divides("model", key, tp, "ranks of tp")
         parts = (2 * cp if cp > 1 else 1) * (tp if sequence else 1)
-        self._divides("model", "context", parts, "parts that cp and tp have")
+        self._divides("model", "context", parts, "parts of cp and tp")
         if cp > 1 and self.parallel.attention == "all_to_all":
             for key in ("heads", "kv_heads"):
                 self._divides("model", key, tp * cp, "ranks of tp × cp")
@@ -97,7 +98,7 @@ class Config:
             self.wrong("parallel", "pipeline", f"with pp = {pp}: {error}")
 
     def wrong(self, table: str, key: str, why: str) -> NoReturn:
-        """Raise the ValueError for a value that does not go with something else."""
+        """Raise the ValueError for a value that does not fit another setting."""
         value = self.tables[table][key]
         raise ValueError(f"{self.path}: [{table}] {key} is {value!r}, {why}")
 

@@ -16,7 +16,6 @@ from gpt_config import Config, Dims
 
 from meshlib.sharding import Replicate, Shard
 from parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
-from parallel.context import sequence_positions
 from parallel.jax import (
     balance_loss,
     copy_to_region,
@@ -29,6 +28,7 @@ from parallel.jax import (
     ring_attention,
     route,
     scatter_to_region,
+    sequence_positions,
     share_input,
     ulysses_attention,
     with_loss,

@@ -37,7 +37,7 @@ def read_library(characters: int) -> npt.NDArray[np.uint8]:
 
 
 class Trainer:
-    """The model of ``config`` on ``mesh``. Raises ValueError for what does not fit together."""
+    """Trains the model of ``config`` on ``mesh``. Raises ValueError if the two do not fit."""
 
     def __init__(self, config: Config, mesh: DeviceMesh) -> None:
         self.config, self.dims = config, Dims(mesh)
@@ -83,14 +83,14 @@ class Trainer:
 
     @property
     def tree(self) -> tuple[Tree, Tree]:
-        """This rank's share of all that is trained: parameters, and the optimizer's state."""
+        """This rank's share of the training state: parameters, and the optimizer's state."""
         return self.params, self.state
 
     def batch(self, step: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return this rank's inputs and targets of a step, (sequences, length): of it alone.
+        """Return this rank's inputs and targets of a step, each of shape (sequences, length).
 
         Microbatch m has the m-th part of the step's sequences on any mesh. Each rank of
-        ``dims.sequences`` has an equal share of it, and of each sequence its part along cp.
+        ``dims.sequences`` has an equal share of a microbatch, and along cp a part of each sequence.
         """
         text, context = read_library(self.config.data.characters), self.config.model.context
         rng = np.random.default_rng([self.config.run.seed, step])
@@ -103,7 +103,7 @@ class Trainer:
         for stage in self.stages:
             stage.zero_grad()
         inputs, targets = self.batch(number)
-        losses: list[float] = []  # those of the microbatches, where the last stage is
+        losses: list[float] = []  # of the microbatches, on ranks with the last stage
         self.schedule.step(inputs, target=targets, losses=losses, return_outputs=False)
         grads = merged([stage.grads for stage in self.stages])
         self.take(*self._update(*self.tree, grads))
@@ -111,7 +111,7 @@ class Trainer:
         return float(self.dims.tokens.all_reduce(total, op=dist.ReduceOp.AVG)[0])
 
     def take(self, params: Tree, state: Tree) -> None:
-        """Go on with these parameters and this state of the optimizer."""
+        """Replace the parameters and the state of the optimizer."""
         self.state = state
         for stage in self.stages:
             own = {name: part for name, part in params.items() if name in stage.params}

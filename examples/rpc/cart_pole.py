@@ -29,7 +29,7 @@ class CartPole:
         return self._state.copy()
 
     def push(self, right: bool) -> bool:
-        """Push for one step; return whether the pole still stands and the end is not reached."""
+        """Push for one step; return True if the pole still stands and the episode goes on."""
         _, speed, angle, turn = self._state
         sine, cosine, mass = math.sin(angle), math.cos(angle), CART + POLE
         push = ((FORCE if right else -FORCE) + POLE * HALF_LENGTH * turn**2 * sine) / mass
@@ -47,8 +47,8 @@ def chance_of_right(weights: np.ndarray, states: np.ndarray) -> np.ndarray:
 
 
 def episode(weights: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Let the policy of ``weights`` (4,) push until the end; return the states (steps, 4), and
-    whether each was answered by a push to the right (steps,).
+    """Run the policy of ``weights`` (4,) until the end. Return the states (steps, 4), and for each
+    whether the policy pushed to the right (steps,).
     """
     cart, states, pushes, goes_on = CartPole(rng), list[np.ndarray](), list[bool](), True
     while goes_on:

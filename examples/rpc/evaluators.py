@@ -35,7 +35,7 @@ class Pool:
     def map(self, func: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Return ``[func(item) for item in items]``, each evaluated by a free worker.
 
-        Raises what ``func`` raises, ``WorkerLostError`` when no worker is left.
+        Raises the errors of ``func``, ``WorkerLostError`` when no worker is left.
         """
         results: dict[int, Any] = {}
         left, free, failures = deque(range(len(items))), [*self.workers], list[BaseException]()
@@ -85,19 +85,19 @@ class Pool:
 
 
 def evaluate(candidate: tuple[np.ndarray, int]) -> float:
-    """Return for how many steps some weights keep the pole upright, for a seed, on the average."""
+    """Return the mean number of steps for which the weights keep the pole upright."""
     weights, seed = candidate
     rng = np.random.default_rng(seed)
     return float(np.mean([len(episode(weights, rng)[1]) for _ in range(3)]))
 
 
 def end_yourself(_: object) -> None:
-    """Die, without a word."""
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def search(pool: Pool, generations: int, candidates: int = 24) -> list[float]:
-    """Return how good the best quarter of each generation was."""
+    """Return the mean score of the best quarter of each generation."""
     rng, found = np.random.default_rng(3), list[float]()
     mean, spread = np.zeros(4), np.full(4, 5.0)
     for _ in range(generations):

@@ -34,7 +34,7 @@ def make_data() -> tuple[Any, Any]:
 
 
 class ParameterServer:
-    """The model, and the gradients that have come since its last update."""
+    """The model, and the gradients received since its last update."""
 
     def __init__(self, trainers: int) -> None:
         self.model = make_model()
@@ -63,7 +63,7 @@ class ParameterServer:
                 self._optimizer.zero_grad()
                 self._came, self._answer = 0, rpc.Future()
         if full:
-            # The next update waits for all trainers, so none of them still reads these arrays then.
+            # The next update waits for all trainers, so it cannot change arrays still being read.
             answer.set_result(self.fetch())
         return answer
 

@@ -6,10 +6,10 @@ from meshlib import DeviceMesh
 
 
 def replicas_and_tp(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
-    """Return the mesh of a model's replicas, and that of the ranks that share one replica.
+    """Return the mesh of a model's replicas, and the mesh of the ranks that share one replica.
 
-    The latter is the dim ``tp``; all other dims count replicas, whatever their names. A mesh
-    without ``tp`` has replicas of one rank, one with nothing else a single replica.
+    The ranks of a replica are along the dim ``tp``; all other dims number replicas. Without ``tp``,
+    each replica has one rank. A mesh with only ``tp`` has a single replica.
     """
     names = mesh.mesh_dim_names or ()
     if "tp" not in names:

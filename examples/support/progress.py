@@ -18,8 +18,8 @@ from rich.progress import Progress as Bars
 class Progress:
     """Shows how far ``tasks`` are; ``shown`` is true on one rank.
 
-    Where the output is no terminal (a pipe, a log file) a line is written every ``every`` seconds,
-    and one when a task is done.
+    Where the output is not a terminal (a pipe, a log file) a line is written every ``every``
+    seconds, and one when a task is done.
     """
 
     def __init__(self, shown: bool, every: float = 3.0) -> None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class SettingsFile:
-    """The tables of the TOML file at ``path``. Raises ValueError if it is none."""
+    """The tables of the TOML file at ``path``. Raises ValueError for a file that is not TOML."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -25,8 +25,8 @@ class SettingsFile:
     def read(self, name: str, kind: type[T], positive: Sequence[str] = ()) -> T:
         """Return table ``name`` as ``kind``, a dataclass with a field for each key.
 
-        Raises ValueError with the file and the key for a missing, unknown or negative one, for 0 in
-        a ``positive`` field, and for a wrong type. A whole number is accepted for a float.
+        Raises ValueError with the file and the key for a missing or unknown key, a negative value,
+        0 in a ``positive`` field, and a wrong type. An integer is accepted for a float.
         """
         table = self._tables.get(name)
         if not isinstance(table, dict):

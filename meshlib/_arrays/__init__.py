@@ -1,1 +1,1 @@
-"""Arrays of any library as flat buffers, and what a call asks of them."""
+"""Arrays of any library as flat buffers, and the checks of a call on them."""

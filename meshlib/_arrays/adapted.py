@@ -1,4 +1,4 @@
-"""The array adapter's result: a flat buffer, and the way back to the caller's array."""
+"""The array adapter's result: a flat buffer, and a function that returns the caller's array."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Entry_co = TypeVar("Entry_co", covariant=True)
 
 
 @dataclass(slots=True)
-class Adapted:
-    """An array on its way through a collective.
+class AdaptedArray:
+    """A caller's array, adapted for one collective.
 
     ``flat`` is the buffer that the communicator works on: the array's own memory where possible. If
     ``device`` is not ``"cpu"``, it is a ``DeviceFlat``, with the same attributes and slices. At the
@@ -31,7 +31,7 @@ class Adapted:
     returned_only: bool = False
 
     def put_back(self, put: Callable[[Any], object]) -> None:
-        """Have ``put`` called with the result where it is a new array, which is then not lost."""
+        """Let ``finish`` also call ``put`` with the result if that is a new array."""
         if not self.returned_only:
             return
         finish = self.finish
@@ -54,7 +54,7 @@ class ListOf(Protocol[Entry_co]):
 
 
 def read_only(array: Any, name: str) -> TypeError:
-    """Return what is raised for an array that would be written to, and refuses it."""
+    """Return the error for a read-only array that a call would have to write to."""
     return TypeError(
         f"{name} is a read-only array (shape {array.shape}, dtype {array.dtype}); "
         "expected a writable one to put the result into"
@@ -68,10 +68,10 @@ class ArrayLibrary(Protocol):
         """True if ``array`` is this library's."""
         ...
 
-    def source(self, array: Any, name: str) -> Adapted:
+    def source(self, array: Any, name: str) -> AdaptedArray:
         """Adapt an array that is only read."""
         ...
 
-    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
-        """Adapt an array that is written; ``keep`` when its present contents matter too."""
+    def target(self, array: Any, name: str, *, keep: bool) -> AdaptedArray:
+        """Adapt an array that is written; with ``keep``, the call also reads its contents."""
         ...

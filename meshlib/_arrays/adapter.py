@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshlib._arrays.adapted import Adapted, ArrayLibrary, read_only
+from meshlib._arrays.adapted import AdaptedArray, ArrayLibrary, read_only
 from meshlib._arrays.on_gpu import CudaArrays, JaxOnGpu
 from transport._operands.reduce_op import Flat
 
@@ -27,23 +27,23 @@ class _NumPy:
     def recognises(self, array: Any) -> bool:
         return isinstance(array, np.ndarray)
 
-    def source(self, array: np.ndarray[Any, Any], name: str) -> Adapted:
-        return Adapted(_plain(array).ravel(), array.shape, "cpu", lambda: array)
+    def source(self, array: np.ndarray[Any, Any], name: str) -> AdaptedArray:
+        return AdaptedArray(_plain(array).ravel(), array.shape, "cpu", lambda: array)
 
-    def target(self, array: np.ndarray[Any, Any], name: str, *, keep: bool) -> Adapted:
+    def target(self, array: np.ndarray[Any, Any], name: str, *, keep: bool) -> AdaptedArray:
         plain = _plain(array)
         flags = plain.flags
         if not flags.writeable:
             raise read_only(array, name)
         if flags.c_contiguous:
-            return Adapted(plain.ravel(), array.shape, "cpu", lambda: array)
+            return AdaptedArray(plain.ravel(), array.shape, "cpu", lambda: array)
         flat = plain.flatten() if keep else np.empty(plain.size, plain.dtype)
 
         def finish() -> np.ndarray[Any, Any]:
             plain[...] = flat.reshape(plain.shape)
             return array
 
-        return Adapted(flat, array.shape, "cpu", finish, writes_back=True)
+        return AdaptedArray(flat, array.shape, "cpu", finish, writes_back=True)
 
 
 def _plain(array: np.ndarray[Any, Any]) -> Flat:
@@ -61,32 +61,34 @@ class _NumPyScalar:
     def recognises(self, array: Any) -> bool:
         return isinstance(array, np.generic)
 
-    def source(self, array: np.generic, name: str) -> Adapted:
+    def source(self, array: np.generic, name: str) -> AdaptedArray:
         return self.target(array, name, keep=True)
 
-    def target(self, array: np.generic, name: str, *, keep: bool) -> Adapted:
+    def target(self, array: np.generic, name: str, *, keep: bool) -> AdaptedArray:
         flat = np.array([array])
-        return Adapted(flat, (), "cpu", lambda: flat[0], returned_only=True)
+        return AdaptedArray(flat, (), "cpu", lambda: flat[0], returned_only=True)
 
 
 class _Jax:
     """JAX arrays: read through a view of their memory on the CPU; results are new arrays.
 
-    Those on a device that nothing better is known for travel by way of the host.
+    Those on a device that nothing better is known for travel via the host.
     """
 
     def recognises(self, array: Any) -> bool:
         jax = sys.modules.get("jax")
         return jax is not None and isinstance(array, jax.Array)
 
-    def source(self, array: Any, name: str) -> Adapted:
+    def source(self, array: Any, name: str) -> AdaptedArray:
         self._refuse_tracer(array, name)
         if _JAX_ON_GPU.recognises(array):
             return _JAX_ON_GPU.source(array, name)
         host = np.asarray(array)
-        return Adapted(np.ascontiguousarray(host).reshape(-1), host.shape, "cpu", lambda: array)
+        return AdaptedArray(
+            np.ascontiguousarray(host).reshape(-1), host.shape, "cpu", lambda: array
+        )
 
-    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
+    def target(self, array: Any, name: str, *, keep: bool) -> AdaptedArray:
         self._refuse_tracer(array, name)
         if _JAX_ON_GPU.recognises(array):
             return _JAX_ON_GPU.target(array, name, keep=keep)
@@ -98,7 +100,7 @@ class _Jax:
             where = array.sharding if array.committed else None
             return sys.modules["jax"].device_put(flat.reshape(shape), where)
 
-        return Adapted(flat, shape, "cpu", finish, returned_only=True)
+        return AdaptedArray(flat, shape, "cpu", finish, returned_only=True)
 
     def _refuse_tracer(self, array: Any, name: str) -> None:
         jax = sys.modules["jax"]
@@ -119,12 +121,12 @@ class _BufferProtocol:
             return False
         return True
 
-    def source(self, array: Any, name: str) -> Adapted:
+    def source(self, array: Any, name: str) -> AdaptedArray:
         adapted = _NUMPY.source(np.asarray(memoryview(array)), name)
         adapted.finish = lambda: array
         return adapted
 
-    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
+    def target(self, array: Any, name: str, *, keep: bool) -> AdaptedArray:
         adapted = _NUMPY.target(np.asarray(memoryview(array)), name, keep=keep)
         write_back = adapted.finish
 
@@ -161,7 +163,7 @@ def _type_name(array: Any) -> str:
 
 
 def _instead(array: Any, name: str) -> str:
-    """Return what to write in the place of something that is no array."""
+    """Return advice for an argument that is not an array."""
     if isinstance(array, int | float | complex):
         return f". Write {name}=np.array({array!r}) for a number"
     return ". Objects have calls of their own: all_gather_object, broadcast_object_list, ..."
@@ -174,12 +176,12 @@ def is_only_returned(result: Any) -> bool:
     return any(library.recognises(result) for library in _IMMUTABLE)
 
 
-def source(array: Any, name: str) -> Adapted:
+def source(array: Any, name: str) -> AdaptedArray:
     """Adapt ``array``, which is only read. Raises TypeError naming ``name`` for a non-array."""
     return _library(array, name).source(array, name)
 
 
-def target(array: Any, name: str) -> Adapted:
+def target(array: Any, name: str) -> AdaptedArray:
     """Adapt ``array``, which is written and not read.
 
     Raises TypeError, naming ``name``, for a non-array and a read-only one.
@@ -187,7 +189,7 @@ def target(array: Any, name: str) -> Adapted:
     return _library(array, name).target(array, name, keep=False)
 
 
-def in_place(array: Any, name: str, instead: str) -> Adapted:
+def in_place(array: Any, name: str, instead: str) -> AdaptedArray:
     """Adapt ``array`` as ``target`` does, for a call that does not return it.
 
     Raises TypeError that tells what to write ``instead`` where it cannot be written to.
@@ -201,6 +203,6 @@ def in_place(array: Any, name: str, instead: str) -> Adapted:
     return adapted
 
 
-def in_out(array: Any, name: str) -> Adapted:
-    """Adapt ``array``, which is read and then written. Raises as ``target`` does."""
+def in_out(array: Any, name: str) -> AdaptedArray:
+    """Adapt ``array``, which is read and then written. Raises the errors of ``target``."""
     return _library(array, name).target(array, name, keep=True)

@@ -1,4 +1,4 @@
-"""Checks of what users pass to collectives: each failure names the argument and both values."""
+"""Checks of the arguments of collectives: each failure names the argument and both values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 
 from meshlib._arrays import adapter as arrays
-from meshlib._arrays.adapted import Adapted, ListOf
+from meshlib._arrays.adapted import AdaptedArray, ListOf
 from meshlib._arrays.ignored import warn_if_discarded
+from transport._calls.codes import dtype_code
 from transport._checks import to_whole_numbers
-from transport._codes import dtype_code
 from transport._cuda.flat import DeviceFlat
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
@@ -37,7 +37,7 @@ def check_op(
 
 
 def check_reduction(
-    op: object, x: Adapted, name: str, count: int | None = None, feedback: bool = False
+    op: object, x: AdaptedArray, name: str, count: int | None = None, feedback: bool = False
 ) -> tuple[ReduceOp, int]:
     """Return ``op`` as a ReduceOp that applies to ``x``, and the wire code of the dtype of ``x``.
 
@@ -52,7 +52,7 @@ def check_reduction(
     return checked, checked.code_of(x.flat.dtype)
 
 
-def check_dtype(x: Adapted, name: str) -> int:
+def check_dtype(x: AdaptedArray, name: str) -> int:
     """Return the wire code of the dtype of ``x``; raise TypeError naming ``name``."""
     try:
         return dtype_code(x.flat.dtype)
@@ -60,7 +60,7 @@ def check_dtype(x: Adapted, name: str) -> int:
         raise TypeError(f"{name}: {error}") from None
 
 
-def check_same_dtype(x: Adapted, name: str, y: Adapted, other: str) -> None:
+def check_same_dtype(x: AdaptedArray, name: str, y: AdaptedArray, other: str) -> None:
     """Raise TypeError unless both have one dtype, ValueError unless they are on one device."""
     if place(x) != place(y):
         raise ValueError(
@@ -72,7 +72,7 @@ def check_same_dtype(x: Adapted, name: str, y: Adapted, other: str) -> None:
         )
 
 
-def check_size(x: Adapted, name: str, expected: int, why: str) -> None:
+def check_size(x: AdaptedArray, name: str, expected: int, why: str) -> None:
     """Raise ValueError unless ``x`` has ``expected`` elements."""
     if x.flat.size != expected:
         raise ValueError(
@@ -85,7 +85,7 @@ def check_list(
 ) -> None:
     """Raise unless ``items`` is a list with ``size`` entries (None: at least one).
 
-    ``each`` says why it has so many.
+    ``each`` explains the expected length.
     """
     check_sequence(items, name)
     assert isinstance(items, Sequence)
@@ -97,7 +97,7 @@ def check_list(
 
 
 def check_sequence(items: object, name: str) -> None:
-    """Raise TypeError unless ``items`` is a list or its like; a string or bytes are none."""
+    """Raise TypeError unless ``items`` is a list or the like; a string or bytes are none."""
     if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
         raise TypeError(f"{name} must be a list, got {type(items).__name__}")
 
@@ -112,7 +112,7 @@ def check_fillable(items: object, name: str, size: int | None = None) -> None:
         check_list(items, name, size)
 
 
-def check_no_overlap(x: Adapted, name: str, y: Adapted, other: str) -> None:
+def check_no_overlap(x: AdaptedArray, name: str, y: AdaptedArray, other: str) -> None:
     """Raise ValueError when two buffers share memory; the call would overwrite its own input."""
     if overlap(x.flat, y.flat):
         raise ValueError(f"{name} overlaps {other} in memory; expected separate arrays")
@@ -124,7 +124,7 @@ def same_start(x: Flat, y: Flat) -> bool:
     return overlap(x, y) and address(x) == address(y)
 
 
-def check_disjoint(items: Sequence[Adapted], name: str) -> None:
+def check_disjoint(items: Sequence[AdaptedArray], name: str) -> None:
     """Raise ValueError when two of the outputs ``items`` share memory."""
     if len(items) < 2:
         return
@@ -139,7 +139,7 @@ def check_disjoint(items: Sequence[Adapted], name: str) -> None:
             )
 
 
-def place(x: Adapted) -> str:
+def place(x: AdaptedArray) -> str:
     """Return where an array is: ``cpu``, or ``cuda:0`` and so on."""
     flat: object = x.flat
     return f"{x.device}:{flat.device}" if isinstance(flat, DeviceFlat) else x.device
@@ -160,7 +160,7 @@ def overlap(x: Flat | DeviceFlat, y: Flat | DeviceFlat) -> bool:
     return start < other + y.nbytes and other < start + x.nbytes and bool(x.size and y.size)
 
 
-def adapt_sources(items: ListOf[Any], name: str, size: int | None = None) -> list[Adapted]:
+def adapt_sources(items: ListOf[Any], name: str, size: int | None = None) -> list[AdaptedArray]:
     """Adapt a list of ``size`` arrays (None: any number but none) that are read."""
     entries = _entries(items, size)
     check_list(entries, name, size)
@@ -174,7 +174,7 @@ def adapt_targets(
     each: str = "one for each member",
     *,
     keep: bool = False,
-) -> list[Adapted]:
+) -> list[AdaptedArray]:
     """Adapt a list of ``size`` arrays (None: any number but none) that are written.
 
     ``each`` says why there are so many; ``keep``: their present contents matter, too. A new array
@@ -208,12 +208,12 @@ def split_evenly(flat: Flat, parts: int) -> list[Flat]:
 
 
 def split_by_rows(
-    x: Adapted, sizes: Sequence[int] | None, name: str, sizes_name: str, members: int
+    x: AdaptedArray, sizes: Sequence[int] | None, name: str, sizes_name: str, members: int
 ) -> list[Flat]:
     """Return a view for each member: ``sizes`` counts rows of dim 0; None means equal parts.
 
-    Raises ValueError when the sizes do not add up to dim 0, or dim 0 cannot be divided, TypeError
-    for sizes that are no whole numbers.
+    Raises ValueError if the sizes do not add up to dim 0, or dim 0 cannot be divided. Raises
+    TypeError for sizes that are not integers.
     """
     rows = x.shape[0] if x.shape else 1
     counts = [] if sizes is None else to_whole_numbers(sizes, sizes_name)

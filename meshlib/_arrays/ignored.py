@@ -35,7 +35,7 @@ class ResultIgnoredWarning(UserWarning):
 
 
 def warn_if_discarded() -> None:
-    """Warn the caller of a collective whose line does nothing with what the collective returns.
+    """Warn the caller of a collective whose line drops the collective's result.
 
     For calls that change no array in place. The line's bytecode decides: if the next instruction
     drops the value, no code can have read it.

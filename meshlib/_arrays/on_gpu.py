@@ -1,11 +1,11 @@
 """Arrays in a GPU's memory, as flat device buffers without a copy.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Takes arrays of any library with ``__cuda_array_interface__``: CuPy's, Numba's, and others'. The
 interface names the array's current stream in the calling thread. That suffices to order a call
-behind the array's work, and later work behind the call. JAX has no such streams; its arrays go both
-ways by DLPack, whose ``stream`` argument says the same.
+after the array's work, and later work after the call. JAX has no such streams; its arrays go both
+ways by DLPack, whose ``stream`` argument serves the same purpose.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshlib._arrays.adapted import Adapted, read_only
+from meshlib._arrays.adapted import AdaptedArray, read_only
 from transport._cuda.driver import Driver, driver_of
 from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._operands.reduce_op import Flat
@@ -38,14 +38,14 @@ class CudaArrays:
         """True if ``array`` is in a GPU's memory."""
         return getattr(array, "__cuda_array_interface__", None) is not None
 
-    def source(self, array: Any, name: str) -> Adapted:
+    def source(self, array: Any, name: str) -> AdaptedArray:
         """Adapt an array that is only read."""
         interface = array.__cuda_array_interface__
         held = array if _is_contiguous(interface, array) else _contiguous_copy(array, name)
         return _adapt(held, array.shape, lambda: array)
 
-    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
-        """Adapt an array that is written; ``keep`` when its present contents matter too."""
+    def target(self, array: Any, name: str, *, keep: bool) -> AdaptedArray:
+        """Adapt an array that is written; with ``keep``, the call also reads its contents."""
         interface = array.__cuda_array_interface__
         if interface["data"][1]:
             raise read_only(array, name)
@@ -56,7 +56,7 @@ class CudaArrays:
         flat = cast(DeviceFlat, adapted.flat)
 
         def finish() -> Any:
-            # Behind the call, on its own stream: the caller's must not be held up before it asks.
+            # After the call, on the call's stream: the caller's stream must not wait until asked.
             completion = flat.order.completion
             if completion is None:
                 array[...] = held
@@ -70,14 +70,14 @@ class CudaArrays:
         return adapted
 
 
-def _adapt(array: Any, shape: tuple[int, ...], finish: Callable[[], Any]) -> Adapted:
+def _adapt(array: Any, shape: tuple[int, ...], finish: Callable[[], Any]) -> AdaptedArray:
     flat = device_flat(array)
-    return Adapted(cast(Flat, flat), tuple(shape), "cuda", finish)
+    return AdaptedArray(cast(Flat, flat), tuple(shape), "cuda", finish)
 
 
 def device_flat(array: Any) -> DeviceFlat:
-    """Return the flat buffer over the C-contiguous ``array``, to be used after what is on its
-    current stream now.
+    """Return the flat buffer over the C-contiguous ``array``. It is used after the work that is on
+    the array's current stream now.
     """
     driver = driver_of(array)
     interface = array.__cuda_array_interface__
@@ -123,7 +123,7 @@ def _contiguous_copy(array: Any, name: str) -> Any:
 
 
 class JaxOnGpu:
-    """JAX arrays on one GPU, by way of CuPy; results are new arrays.
+    """JAX arrays on one GPU, via CuPy; results are new arrays.
 
     Neither direction copies or holds the host: DLPack orders JAX's work before the call, and the
     call before JAX's later work.
@@ -138,15 +138,15 @@ class JaxOnGpu:
             and find_spec("cupy") is not None
         )
 
-    def source(self, array: Any, name: str) -> Adapted:
+    def source(self, array: Any, name: str) -> AdaptedArray:
         """Adapt an array that is only read."""
         return _adapt(self._view(array), array.shape, lambda: array)
 
-    def target(self, array: Any, name: str, *, keep: bool) -> Adapted:
-        """Adapt an array in whose place there will be a new one."""
+    def target(self, array: Any, name: str, *, keep: bool) -> AdaptedArray:
+        """Adapt an array that a new array will replace."""
         view = self._view(array)
         fresh = view.copy() if keep else import_module("cupy").empty_like(view)
-        # An array without elements is its own result: it has no memory to hand over.
+        # An empty array is its own result, because it has no memory to export.
         adapted = _adapt(fresh, array.shape, lambda: array)
         adapted.returned_only = True
         flat = cast(DeviceFlat, adapted.flat)
@@ -159,7 +159,7 @@ class JaxOnGpu:
 
 
 class _Export:
-    """Hands over the result of a call, to be used after its end, wherever that is read."""
+    """Exports the result of a call by DLPack; any consumer's stream waits for the call's end."""
 
     def __init__(self, array: Any, flat: DeviceFlat) -> None:
         self._array = array

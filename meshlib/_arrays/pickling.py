@@ -1,4 +1,4 @@
-"""Pickle objects, protocol 5, with the memory of their arrays out of band."""
+"""Pickling of objects, with protocol 5 and the memory of their arrays out of band."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Payload(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of both."""
+        """The bytes of the pickle and the buffers together."""
         return len(self.data) + sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -38,7 +38,7 @@ def load(data: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
 def dump(value: object) -> Payload:
     """Pickle ``value``. The buffers are the arrays' own memory.
 
-    Raises what pickle raises.
+    Raises the errors of ``pickle``.
     """
     buffers: list[memoryview] = []
 
@@ -50,7 +50,7 @@ def dump(value: object) -> Payload:
         return False
 
     table = _table()
-    if not table:  # a pickler with a table of its own is slower
+    if not table:  # a pickler with its own table is slower
         return Payload(pickle.dumps(value, 5, buffer_callback=keep), buffers)
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, 5, buffer_callback=keep)
@@ -72,7 +72,7 @@ def _table() -> dict[type, Reduce]:
 
 
 def _reduce_jax(array: Any) -> Any:
-    # JAX's own way keeps weak types (jnp.asarray(1)), and refuses parts of other processes.
+    # JAX's own __reduce__ keeps weak types (jnp.asarray(1)), and refuses other processes' parts.
     if array.weak_type or not array.is_fully_addressable:
         return array.__reduce__()
     return _to_jax, (np.asarray(array),)

@@ -1,1 +1,1 @@
-"""``meshlib bench``: collectives measured, beside those of other libraries in the same run."""
+"""``meshlib bench``: measures collectives beside other libraries in the same run."""

@@ -1,4 +1,4 @@
-"""``meshlib bench --between``: what the network between hosts is like, and what calls take on it.
+"""``meshlib bench --between``: measures the network between hosts, and predicts calls on it.
 
 Run by each rank of a job that a launcher has started on the hosts in question. Rank 0 prints. The
 hosts' clocks are compared first: a call begins at a moment that rank 0 sets, and ends when the last
@@ -51,9 +51,9 @@ class Row:
 
 
 def run_between(args: argparse.Namespace) -> None:
-    """Measure what ``args`` (of ``meshlib bench``) say on the ranks of this job.
+    """Run the measurement of ``args`` (of ``meshlib bench``) on the ranks of this job.
 
-    Raises ValueError when this is no rank of a job, or a peer was asked for that is not Gloo,
+    Raises ValueError when this is not a rank of a job, or a peer was asked for that is not Gloo,
     BenchmarkError for a wrong result.
     """
     if environment.RANK not in os.environ:
@@ -71,7 +71,7 @@ def run_between(args: argparse.Namespace) -> None:
 
 
 class Between:
-    """One rank's part of the measurement; ``host`` is what tells its host from the others."""
+    """One rank's part of the measurement; ``host`` identifies its host."""
 
     def __init__(self, dist: Any, args: argparse.Namespace, host: str) -> None:
         self._dist = dist
@@ -87,7 +87,7 @@ class Between:
     def run(self) -> None:
         """Measure and print."""
         hosts = self._hosts()
-        self._say(f"{self._size} ranks on {len(hosts)} hosts, {self._dist.get_backend()}")
+        self._print(f"{self._size} ranks on {len(hosts)} hosts, {self._dist.get_backend()}")
         network = self._network(hosts)
         paths = list(network.paths.values())
         self._compare_clocks()
@@ -99,37 +99,37 @@ class Between:
             binds["gloo"] = gloo.bind
         alone = all(len(ranks) == 1 for ranks in hosts)
         model = _model_of(paths, self._size) if paths and alone else None
-        self._say("\n" + header(list(binds), model is not None))
+        self._print("\n" + header(list(binds), model is not None))
         for name in self._args.collectives:
             for nbytes in self._args.sizes if CASES[name].is_sized else [0]:
                 row = self._measure(name, nbytes, binds)
-                self._say(line(row, model(row) if model else None))
+                self._print(line(row, model(row) if model else None))
         if model is None and not alone:
-            self._say("(the model is of hosts with one rank each: --nproc-per-node 1)")
+            self._print("(the model is of hosts with one rank each: --nproc-per-node 1)")
         if gloo is not None:
             gloo.leave()
 
     def _network(self, hosts: Sequence[Sequence[int]]) -> HostNetwork:
         """Measure the network; say what a group of all makes of it, and write it if asked."""
-        said = self._of_all(os.environ.get(environment.SITE, ""))
+        sites = self._of_all(os.environ.get(environment.SITE, ""))
         paths = self._paths([ranks[0] for ranks in hosts])
         found = HostNetwork(
             tuple(tuple(ranks) for ranks in hosts),
-            tuple(said[ranks[0]] for ranks in hosts),
+            tuple(sites[ranks[0]] for ranks in hosts),
             dict(zip(combinations(range(min(len(hosts), _MOST_HOSTS)), 2), paths, strict=True)),
         )
         levels = levels_in_words(found.placement(range(self._size)))
-        self._say(f"with auto: {levels}")
+        self._print(f"with auto: {levels}")
         if self._rank == 0 and self._args.write_network is not None:
             self._args.write_network.write_text(found.encode())
         return found
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._rank == 0:
             print(text, flush=True)
 
     def _of_all(self, value: Any) -> list[Any]:
-        """Return what each rank has given, by rank."""
+        """Return the values of all ranks, by rank."""
         values: list[Any] = [None] * self._size
         self._dist.all_gather_object(values, value)
         return values
@@ -147,7 +147,7 @@ class Between:
         """Measure between each two hosts, one pair at a time; print and return, on all ranks."""
         shown = speakers[:_MOST_HOSTS]
         if len(shown) < len(speakers):
-            self._say(f"(the paths between the first {_MOST_HOSTS} hosts are measured)")
+            self._print(f"(the paths between the first {_MOST_HOSTS} hosts are measured)")
         found: list[Path] = []
         for one, other in combinations(shown, 2):
             figures = np.zeros(2)
@@ -156,7 +156,7 @@ class Between:
             self._dist.broadcast(figures, one)
             path = Path(float(figures[0]), float(figures[1]))
             found.append(path)
-            self._say(
+            self._print(
                 f"rank {one} to rank {other}: round trip {1e3 * path.round_trip:.3f} ms,"
                 f" {8e-9 * path.rate:.2f} Gb/s"
             )
@@ -201,8 +201,8 @@ class Between:
                     sent = time.perf_counter()
                     self._dist.send(own, 0)
                     self._dist.recv(answer, 0)
-                    came = time.perf_counter()
-                    found.append((came - sent, float(answer[0]) - (sent + came) / 2))
+                    received = time.perf_counter()
+                    found.append((received - sent, float(answer[0]) - (sent + received) / 2))
                 quickest, self._ahead = min(found)
                 longest[0] = quickest
         self._dist.all_reduce(longest, self._dist.ReduceOp.MAX)
@@ -246,10 +246,10 @@ class Between:
             gloo, missing = TorchGloo(), None
         except ImportError as error:
             gloo, missing = None, str(error)
-        without = {rank: told for rank, told in enumerate(self._of_all(missing)) if told}
+        without = {rank: answer for rank, answer in enumerate(self._of_all(missing)) if answer}
         if without:
             rank, answer = next(iter(without.items()))
-            self._say(f"without gloo: rank {rank}: {answer}")
+            self._print(f"without gloo: rank {rank}: {answer}")
         if without or gloo is None:
             return None
         address = own_address()

@@ -16,14 +16,15 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Empty = Callable[[int, int], Floats]
-"""Makes an array of so many float32 in the memory that a library wants; and the most that any rank
-makes at this moment."""
+"""Makes an array of a number of float32, in the memory that a library wants. The second argument is
+the largest number of any rank.
+"""
 
 ROOT = 0
 COPY = "copy"
-"""The case that is no collective."""
+"""The case that is not a collective."""
 
-# Some of the ranks, of as many as there are.
+# Slices of the list of all ranks.
 ALL, ROOT_ALONE, ALL_BUT_ROOT, FIRST_TWO = slice(None), slice(1), slice(1, None), slice(2)
 
 _PERIOD = 251
@@ -33,7 +34,7 @@ _PATTERN: Floats = (np.arange(_TILE_COUNT + _PERIOD) % _PERIOD).astype(np.float3
 
 @dataclass(frozen=True, slots=True)
 class PatternSlice:
-    """``count`` values from the pattern's ``position`` on, times ``scale``, plus ``shift``."""
+    """``count`` values of the pattern, from ``position`` on, times ``scale``, plus ``shift``."""
 
     position: int
     count: int
@@ -41,7 +42,7 @@ class PatternSlice:
     shift: int = 0
 
     def tile(self) -> Floats:
-        """Return the first of these values, as many as one tile has; then they repeat."""
+        """Return the first values, at most one tile; later values repeat the tile."""
         start = self.position % _PERIOD
         count = min(self.count, _TILE_COUNT)
         return _PATTERN[start : start + count] * np.float32(self.scale) + np.float32(self.shift)
@@ -74,17 +75,17 @@ class Case(ABC):
     """True if the case is measured at several sizes."""
 
     has_output: ClassVar[bool] = False
-    """True if the result goes into another array than the input, which stays as it is."""
+    """True if the result goes into another array, and the input is not changed."""
 
     splits: ClassVar[bool] = False
     """True if the input has a part for each rank."""
     joins: ClassVar[bool] = False
-    """True if the output has one."""
+    """True if the output has a part for each rank."""
 
     givers: ClassVar[slice] = ALL
     """The ranks whose input matters to the result."""
     takers: ClassVar[slice] = ALL
-    """The ranks where something is written; in place, the others have an array all the same."""
+    """The ranks with a result. For a case in place, the other ranks have an array too."""
 
     def __init__(self, nbytes: int, rank: int, size: int, empty: Empty) -> None:
         parts = size if self.splits else 1
@@ -100,7 +101,7 @@ class Case(ABC):
         self.clear()
 
     def _allocate(self, parts: int, ranks: slice, empty: Empty) -> Floats:
-        """Return an array of so many parts, on those ``ranks`` that have one; else an empty one."""
+        """Return an array of ``parts`` parts, on ``ranks``; an empty array on other ranks."""
         count = parts * self.each
         return empty(count if self.rank in range(self.size)[ranks] else 0, count)
 
@@ -108,8 +109,8 @@ class Case(ABC):
     def traffic(cls, nbytes: int, size: int) -> tuple[float, float]:
         """Return S and the bus factor of nccl-tests' ``PERFORMANCE.md``.
 
-        Algorithm bandwidth is S over the time, bus bandwidth that times the factor, which makes it
-        comparable to the hardware's whatever the collective and the number of ranks.
+        Algorithm bandwidth is S over the time. Bus bandwidth is algorithm bandwidth times the
+        factor. It can be compared with the hardware's, for any collective and number of ranks.
         """
         gathered = nbytes * size if cls.joins and not cls.splits else nbytes
         return float(gathered), (size - 1) / size if cls.joins or cls.splits else 1.0
@@ -118,9 +119,9 @@ class Case(ABC):
     def moved(cls, nbytes: int, size: int) -> int:
         """Return the bytes that all ranks together must at least read and write.
 
-        Each input is read once and each result written once, and no more: a sum that stays in a
-        register, with inputs that all ranks can reach. For a sum on all ranks, in place: each of
-        the ``size`` arrays is read and written once.
+        Each input is read once and each result is written once, as if all ranks could reach all
+        inputs and sums stayed in registers. A sum in place on all ranks reads and writes each of
+        the ``size`` arrays once.
         """
         return nbytes * len(range(size)[cls.givers]) + cls.written(nbytes, size)
 
@@ -143,7 +144,7 @@ class Case(ABC):
         self._fill_input()
 
     def reset(self) -> None:
-        """Bring the input back to what it was, if a call changes it."""
+        """Restore the input, if a call changes it."""
         if not self.has_output:
             self._fill_input()
 
@@ -157,10 +158,10 @@ class Case(ABC):
 
     @abstractmethod
     def expected(self) -> list[PatternSlice] | None:
-        """Return what the result must hold; None if this rank gets no result."""
+        """Return the expected result; None if this rank gets no result."""
 
     def is_right(self, result: Floats) -> bool:
-        """Return whether ``result`` is what a call must give on this rank."""
+        """Return whether ``result`` is the right result of a call on this rank."""
         expected = self.expected()
         return expected is None or all(
             np.array_equal(piece, values) for piece, values in _pieces(result, expected)
@@ -260,10 +261,9 @@ class AllToAllCase(Case):
 
 
 class PingPongCase(Case):
-    """A message from rank 0 to rank 1 and back; the other ranks look on.
+    """A message from rank 0 to rank 1 and back; the other ranks do nothing.
 
-    The answer comes from another array than the one the message was received in, so that both
-    ways are checked: rank 1 sends back its own input.
+    Rank 1 answers with its own input, not with the received array, so that both ways are checked.
     """
 
     name = "ping_pong"
@@ -294,7 +294,7 @@ class BarrierCase(Case):
 
 
 class CopyCase(Case):
-    """No collective: every rank copies its input, all at once. What the memory can do."""
+    """Not a collective: all ranks copy their inputs at once, which measures the memory."""
 
     name = COPY
     has_output = True

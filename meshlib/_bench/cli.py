@@ -20,7 +20,7 @@ from meshlib._bench.progress import ProgressBar
 from meshlib._bench.report import as_json, copy_bandwidth, header, rows
 from meshlib._bench.run import BenchmarkPlan, CaseResult, Skipped, grid, run
 from meshlib._bench.sizes import parse_size
-from meshlib._command_line import USAGE_ERROR, OneLineParser, say
+from meshlib._command_line import USAGE_ERROR, OneLineParser, print_note
 from transport._choosing.tuning import Tuning, from_environment
 from transport._hierarchical.cost import Shape
 
@@ -29,16 +29,16 @@ _BACKENDS = {"auto": "meshlib", "shm": "meshlib-shm", "tcp": "meshlib-tcp"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what ``argv`` says, print a table, and return an exit code."""
+    """Run the measurement of ``argv``, print a table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
     measure = run_between if args.between else _measure_here
     try:
         measure(args)
     except ValueError as error:
-        say("meshlib bench", str(error))
+        print_note("meshlib bench", str(error))
         return USAGE_ERROR
     except BenchmarkError as error:
-        say("meshlib bench", str(error))
+        print_note("meshlib bench", str(error))
         return 1
     return 0
 
@@ -48,7 +48,7 @@ def _measure_here(args: argparse.Namespace) -> None:
     tuning = _tuning() if args.predict else None
     if args.plot is not None:
         check_can_plot(args.plot)
-    # The model knows what goes over links.
+    # The model predicts TCP, so its comparison needs measurements over TCP.
     backends = args.backend or (["tcp"] if args.predict else ["auto"])
     own = own_libraries(backends, args.symmetric)
     pythons = dict.fromkeys(own, sys.executable) | _peers_there(args.vs)
@@ -81,9 +81,9 @@ def _measure_here(args: argparse.Namespace) -> None:
 
 
 def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
-    """Return the interpreters of the peers that are set up; say which are not.
+    """Return the interpreters of the peers that are set up; print which are not.
 
-    Raises ValueError when none is.
+    Raises ValueError if none is set up.
     """
     found: dict[str, str] = {}
     missing: list[str] = []
@@ -95,7 +95,7 @@ def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
     if missing and not found:
         raise ValueError("; ".join(missing))
     for complaint in missing:
-        say("meshlib bench", f"without it: {complaint}")
+        print_note("meshlib bench", f"without it: {complaint}")
     return found
 
 
@@ -126,7 +126,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--predict",
         action="store_true",
-        help="show what the cost model says: beside what was measured, and of many hosts",
+        help="show the cost model's times, beside the measured ones and for many hosts",
     )
     parser.add_argument(
         "--between",
@@ -157,7 +157,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say what is called: collectives, sizes, ranks, and our backends."""
+    """Add the arguments for the calls: collectives, sizes, ranks, and our backends."""
     parser.add_argument(
         "--collectives",
         type=_collectives,
@@ -180,7 +180,7 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
         type=partial(chosen, known=list(_BACKENDS), what="backend"),
         default=[],
         metavar="NAMES",
-        help=f"what our own calls go over: {', '.join(_BACKENDS)} (default: auto, or tcp with"
+        help=f"backends of meshlib's calls: {', '.join(_BACKENDS)} (default: auto, or tcp with"
         " --predict)",
     )
     parser.add_argument(
@@ -196,7 +196,7 @@ def own_libraries(backends: Sequence[str], symmetric: bool) -> list[str]:
 
 
 def _tuning() -> Tuning:
-    """Return the tuning in use, which must say what messages cost."""
+    """Return the tuning in use, which must have the costs of messages."""
     tuning = from_environment()
     for transport in ("tcp", "shm"):
         cost_of(tuning, transport)
@@ -217,7 +217,7 @@ _PEERS = [name for name in LIBRARIES if name not in OWN]
 
 
 def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
-    """Return the comma-separated names in ``text``; raise ArgumentTypeError for a strange one."""
+    """Return the comma-separated names in ``text``; raise ArgumentTypeError for an unknown one."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:

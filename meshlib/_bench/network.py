@@ -1,4 +1,4 @@
-"""A network between hosts, as it was measured or is declared, and on which levels groups use it."""
+"""A measured or declared network between hosts, and the levels on which groups use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Between two hosts: seconds there and back, bytes a second one way (0: not known)."""
+    """A path between two hosts: round trip in seconds, bytes a second one way (0: unknown)."""
 
     round_trip: float
     rate: float = 0.0
@@ -24,8 +24,9 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class HostNetwork:
-    """The ranks of each of ``hosts``, the name of its site ("": none is said), and the ``paths``
-    between hosts, by their numbers, the lower one first.
+    """The ranks of each host, the name of its site ("" if unknown), and the paths between hosts.
+
+    ``paths`` has pairs of host numbers, the lower one first, as keys.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -51,7 +52,7 @@ class HostNetwork:
 
     @classmethod
     def load(cls, file: FilePath) -> HostNetwork:
-        """Return the network in ``file``; raise ValueError that says what is wrong there."""
+        """Return the network in ``file``; raise ValueError for a file that is not a network."""
         try:
             return cls._of(json.loads(file.read_text(encoding="utf-8")))
         except OSError as error:
@@ -59,7 +60,7 @@ class HostNetwork:
         except (ValueError, TypeError, KeyError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(
-                f"{file} is no network: {what}; expected what meshlib bench --between"
+                f"{file} is not a network file: {what}; expected what meshlib bench --between"
                 " --write-network writes"
             ) from error
 
@@ -82,7 +83,7 @@ class HostNetwork:
         return cls(hosts, sites, paths)
 
     def placement(self, ranks: Sequence[int]) -> MembersByHost:
-        """Return how a group of ``ranks`` is placed, with the sites that its hosts name."""
+        """Return the placement of a group of ``ranks``, with the sites of its hosts."""
         members = {
             host: tuple(ranks.index(rank) for rank in sorted(there, key=ranks.index))
             for host, all_there in enumerate(self.hosts)
@@ -94,7 +95,7 @@ class HostNetwork:
 
 
 def levels_in_words(placement: MembersByHost) -> str:
-    """Return by which levels ``auto`` carries out a group's collectives."""
+    """Return the levels on which ``auto`` runs a group's collectives, in words."""
     sites = placement.by_site()
     if sites.spread is Spread.APART and len(sites.hosts) > 1:
         return f"one level: all {len(sites.hosts)} ranks over TCP"
@@ -117,9 +118,9 @@ def _on_hosts(placement: MembersByHost) -> str:
 def levels_of_groups(
     network: HostNetwork, groups: Mapping[str, Sequence[Sequence[int]]]
 ) -> list[str]:
-    """Return lines for a person: on which levels the ``groups`` along each dim go over ``network``.
+    """Return lines with the levels of the ``groups`` along each dim over ``network``.
 
-    Raises ValueError for a rank that is on none of its hosts.
+    Raises ValueError for a rank that is not on any of its hosts.
     """
     lines = ["levels, with backend auto"]
     width = max(map(len, groups))

@@ -16,7 +16,7 @@ _COLUMNS = 4
 
 
 def check_can_plot(file: Path) -> None:
-    """Raise ValueError when ``file`` is no picture's name, or matplotlib is missing."""
+    """Raise ValueError if ``file`` is not the name of a picture, or matplotlib is missing."""
     if file.suffix.lower() not in {".png", ".svg", ".pdf"}:
         raise ValueError(f"--plot: expected a .png, .svg or .pdf file, got {str(file)!r}")
     if importlib.util.find_spec("matplotlib") is None:

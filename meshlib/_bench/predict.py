@@ -1,4 +1,4 @@
-"""The cost model beside what was measured, and what it says of many hosts."""
+"""The cost model beside measurements, and its predictions for many hosts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from meshlib._bench.run import CaseResult
 from meshlib._bench.sizes import format_size
+from transport._calls.header import Kind
 from transport._choosing.cost import Cost, work_of
 from transport._choosing.tuning import Tuning
-from transport._header import Kind
 from transport._hierarchical.cost import HostsCost, Shape
 
 KINDS = {
@@ -35,7 +35,7 @@ class Network:
 
 
 def cost_of(tuning: Tuning, transport: str) -> Cost:
-    """Return what ``transport`` costs; raise ValueError when the tuning does not say."""
+    """Return the costs of ``transport``; raise ValueError if the tuning lacks them."""
     entry = tuning.transports.get(transport)
     if entry is None or entry.cost is None:
         raise ValueError(
@@ -46,7 +46,7 @@ def cost_of(tuning: Tuning, transport: str) -> Cost:
 
 
 def in_words(cost: Cost) -> str:
-    """Return ``cost`` for people: what a frame and bytes cost, and how many ranks work at once."""
+    """Return ``cost`` as text: of a frame and of bytes, and how many ranks work at once."""
     return (
         f"{1e6 * cost.alpha:.1f} µs a frame, {1e-9 / cost.beta:.2f} GB/s sent,"
         f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.parallelism:g} at a time"
@@ -54,7 +54,7 @@ def in_words(cost: Cost) -> str:
 
 
 def comparison(results: Sequence[CaseResult], tuning: Tuning, transport: str) -> str:
-    """Return a table of the model's times beside those that were measured over ``transport``."""
+    """Return a table of the model's times beside the times measured over ``transport``."""
     cost = cost_of(tuning, transport)
     lines = [
         f"Model of {transport}: {in_words(cost)}",
@@ -83,7 +83,8 @@ def extrapolation(
 ) -> str:
     """Return a table of the model's times over ``network``, on one level and on two.
 
-    Inside hosts, shared memory costs what the tuning says; a byte is reduced as fast as there.
+    Shared memory inside hosts has the tuning's costs. Bytes are reduced at the same rate between
+    hosts.
     """
     inside = cost_of(tuning, "shm")
     shape = network.shape

@@ -1,4 +1,4 @@
-"""A bar on the terminal that says what is being measured, and how long it will still take."""
+"""A progress bar on the terminal, with the current measurement and the time left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CELLS = 24
 
 
 class ProgressBar:
-    """The bar, gone when its block ends; nothing is written where stderr is no terminal."""
+    """The bar, gone when its block ends; nothing is written where stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -22,7 +22,7 @@ class ProgressBar:
         self.clear()
 
     def __call__(self, what: str, share: float) -> None:
-        """Show that ``what`` is being done when ``share`` of all is done already."""
+        """Show that ``what`` is under way, and that ``share`` of all is done."""
         if not self._shown:
             return
         full = int(share * _CELLS)

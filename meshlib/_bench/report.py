@@ -21,7 +21,7 @@ BEST_MPI = "best MPI"
 
 
 def references(libraries: Iterable[str]) -> list[str]:
-    """Return what our times are set against: each peer, and the faster one of two MPIs."""
+    """Return the libraries to compare with: each peer, and ``BEST_MPI`` if both MPIs are there."""
     peers = [library for library in libraries if library not in OWN]
     return [*peers, BEST_MPI] if all(mpi in peers for mpi in MPI) else peers
 
@@ -29,9 +29,9 @@ def references(libraries: Iterable[str]) -> list[str]:
 def ratio(
     results: Sequence[CaseResult], library: str, reference: str, *, after_last: bool = False
 ) -> float | None:
-    """Return ``library``'s median over ``reference``'s; None where one was not measured.
+    """Return ``library``'s median over ``reference``'s; None if one was not measured.
 
-    With ``after_last`` it is that of the times from the last rank's entry on.
+    With ``after_last`` the times count from the last rank's entry.
     """
     medians = {
         result.library: result.median_after_last if after_last else result.median
@@ -51,9 +51,9 @@ def header(libraries: Sequence[str]) -> str:
 
 
 def rows(results: Sequence[CaseResult], libraries: Sequence[str], memory: float | None) -> str:
-    """Return a line for each library; ours have their time over each other's.
+    """Return a line for each library; a line of ours also has the ratio to each reference.
 
-    ``memory`` is the bytes a second that the ranks copy, if that is known.
+    ``memory`` is the copy bandwidth of the ranks in bytes a second, if known.
     """
     first = results[0]
     size = format_size(first.nbytes) if first.nbytes else ""
@@ -77,7 +77,7 @@ def rows(results: Sequence[CaseResult], libraries: Sequence[str], memory: float 
 
 
 def copy_bandwidth(results: Iterable[CaseResult], ranks: int) -> float | None:
-    """Return the bytes a second that ``ranks`` ranks copied together, if that was measured."""
+    """Return the bytes a second that ``ranks`` ranks copied together; None if not measured."""
     found = [result.moved for result in results if (result.case, result.ranks) == (COPY, ranks)]
     return found[-1] if found else None
 
@@ -121,7 +121,7 @@ def _result_as_json(result: CaseResult) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name, as Linux knows it."""
+    """Return the processor's name from Linux's /proc/cpuinfo, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -14,8 +14,8 @@ from meshlib._bench.cases import CASES, COPY
 from meshlib._bench.jobs.job import BenchmarkError, LibraryJob, Repetitions, running_job
 from meshlib._bench.libraries import LIBRARIES, OWN
 from meshlib._bench.sizes import format_size
-from transport._deadline import Deadline
 from transport._net.limits import memory_left
+from transport._waiting.deadline import Deadline
 
 MEMORY_BOUND = 1 << 20
 COPY_BYTES = 64 << 20
@@ -26,12 +26,12 @@ _MOST_IN_A_TURN = 50
 _KEPT_SHARE, _LARGEST_SHARE = 0.25, 0.6
 
 Progress = Callable[[str, float], None]
-"""Told what is being done, and the share that is done."""
+"""Called with the current measurement, and the share that is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One case at one size among so many ranks, in each of ``libraries``."""
+    """One case at one size among ``ranks`` ranks, in each of ``libraries``."""
 
     case: str
     nbytes: int
@@ -49,14 +49,14 @@ class BenchmarkPlan:
 
     ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
     each library gets its turn in each cell, ``turn`` about how many seconds a turn is. A cell that
-    has taken ``patience`` seconds has no more rounds once it has had two.
+    has taken ``timeout`` seconds has no more rounds once it has had two.
     """
 
     cells: Sequence[Cell]
     pythons: dict[str, str]
     rounds: int
     turn: float = 0.1
-    patience: float = 30.0
+    timeout: float = 30.0
 
 
 def grid(
@@ -117,7 +117,7 @@ class CaseResult:
 
     @property
     def median_after_last(self) -> float | None:
-        """The same of ``after_last``; None where that was not measured."""
+        """The same of ``after_last``; None if that was not measured."""
         return _median(self.after_last) if self.after_last else None
 
     def quantile(self, tenth: int) -> float:
@@ -145,7 +145,7 @@ def _median(rounds: Sequence[Sequence[float]]) -> float:
 
 
 class WrongResultError(BenchmarkError):
-    """A library's result was not what it should be."""
+    """A library's result was wrong."""
 
 
 @dataclass(slots=True)
@@ -253,7 +253,7 @@ def _measure(
                 yield Skipped(cell, str(error))
 
     yield from take_turns(probe, backwards=False)
-    deadline = Deadline.after(plan.patience)
+    deadline = Deadline.after(plan.timeout)
     for round_ in range(rounds):
         if round_ >= _FEWEST_ROUNDS and deadline.expired:
             break

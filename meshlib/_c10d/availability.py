@@ -1,4 +1,4 @@
-"""Queries: available backends, the launcher, this process's place on its host."""
+"""Queries: available backends, the launcher, this process's local rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transport._operands.reduce_op import ReduceOp
 
 
 def is_available() -> bool:
-    """Return True: this package needs nothing that could be missing."""
+    """Return True: the package is always available."""
     return True
 
 
@@ -41,12 +41,12 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this process' number among the ranks of its host, as its launcher says.
+    """Return this process's number among the ranks of its host, according to its launcher.
 
-    Known are ``LOCAL_RANK`` and what Slurm, Open MPI and PMI launchers set; ranks of ``run_ranks``
-    are on one host. Otherwise returns
-    ``fallback_rank``, or raises RuntimeError when that is None. Raises LaunchEnvironmentError when
-    a variable holds no number, TypeError when ``fallback_rank`` is none.
+    It reads ``LOCAL_RANK`` and the variables of Slurm, Open MPI and PMI launchers; ranks of
+    ``run_ranks`` are on one host. Otherwise it returns ``fallback_rank``, or raises RuntimeError if
+    that is None. Raises LaunchEnvironmentError if a variable does not hold a number, TypeError if
+    ``fallback_rank`` is not an integer.
     """
     mine = thread_rank()
     local_rank = launched_local_rank() if mine is None else mine.rank

@@ -50,9 +50,7 @@ class P2POp:
 
 
 def _prepare(op: P2POp) -> tuple[CallQueue, CallSpec] | None:
-    """Check the arguments; return the call, and where it is made. None where this rank is no
-    member.
-    """
+    """Check the arguments; return the queue and the call. None if this rank is not a member."""
     group = resolve_group(op.group)
     if op.op is isend:
         spec = prepare_send(group, op.tensor, op.peer, op.tag, op.group_peer)
@@ -69,9 +67,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
     deadlock, whatever the order on other ranks. Messages between two ranks under one tag match in
     the order of the lists. Operations on groups without this rank are left out.
 
-    Raises what ``isend`` and ``irecv`` raise for wrong arguments, with the place in the list,
-    before any message begins; ValueError for an empty ``p2p_op_list``, TypeError for an entry that
-    is no ``P2POp``.
+    Raises the errors of ``isend`` and ``irecv`` for wrong arguments, with the place in the list,
+    before any message begins. Raises ValueError for an empty ``p2p_op_list``, TypeError for an
+    entry that is not a ``P2POp``.
     """
     if not isinstance(p2p_op_list, Sequence) or not p2p_op_list:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"p2p_op_list must be a list with at least one P2POp, got {p2p_op_list!r}")
@@ -85,5 +83,5 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
             raise type(error)(f"p2p_op_list[{i}]: {error}") from error
     works: list[Work[Any]] = [call[0].issue(call[1], True) for call in prepared if call is not None]
     for work in works:
-        take(work)  # each P2POp has what it has received
+        take(work)  # the P2POps hold the results, so they count as taken
     return works

@@ -6,20 +6,20 @@ import sys
 
 from meshlib._job.current import current_world
 from transport._checks import to_whole_number
-from transport._deadline import to_seconds
+from transport._waiting.deadline import to_seconds
 
 LONGEST_SESSION = 3600.0
-"""Seconds that the others wait, unless told otherwise."""
+"""The seconds that the other ranks wait by default."""
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float = LONGEST_SESSION) -> None:
     """Stop the job here: pdb on ``rank``, the other ranks wait until it goes on.
 
     Every rank calls it, from the same place. The first ``skip`` calls from one line do nothing.
-    The wait is not bound by the deadline of the default group but by ``timeout_s`` (seconds).
+    ``timeout_s`` (seconds) limits the wait, instead of the deadline of the default group.
 
-    Raises ValueError for a rank that does not exist, TypeError for what is no number, and
-    ``CollectiveTimeoutError`` on all ranks when the time is over.
+    Raises ValueError for a rank that does not exist, TypeError for an argument that is not a
+    number, and ``CollectiveTimeoutError`` on all ranks when the time is over.
     """
     world = current_world()
     skip = to_whole_number(skip, "skip")
@@ -32,7 +32,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float = LONGEST_SESSION)
     if passed <= skip:
         return
     if world.rank == rank:
-        from meshlib._c10d.rank_debugger import RankDebugger  # only who debugs pays for pdb
+        from meshlib._c10d.rank_debugger import RankDebugger  # pdb is slow to import
 
         debugger = RankDebugger()
         debugger.message(f"rank {rank} stops here; the others wait until it goes on (c)")

@@ -8,7 +8,7 @@ from transport._operands.reduce_op import ReduceOp
 
 
 class _ReduceOpAlias:
-    """``reduce_op.SUM`` and its like: ``ReduceOp`` under its old name, with a warning."""
+    """``reduce_op``, the deprecated name of ``ReduceOp``: reading an op from it warns."""
 
     def __getattr__(self, name: str) -> ReduceOp:
         if name not in ("SUM", "PRODUCT", "MIN", "MAX"):

@@ -1,4 +1,4 @@
-"""``GradBucket``: what a communication hook of data parallel training is given."""
+"""``GradBucket``: the argument of communication hooks of data parallel training."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ class GradBucket(ABC):
 
     @abstractmethod
     def set_buffer(self, buffer: Any) -> None:
-        """Make ``buffer``, of the same shape, what ``buffer()`` returns from now on."""
+        """Replace the buffer that ``buffer()`` returns by ``buffer``, of the same shape."""

@@ -1,4 +1,4 @@
-"""Making groups and asking about them: c10d's ``new_group`` and its like."""
+"""Making groups and asking about them: c10d's ``new_group`` and the like."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, current_world, resolve_process_group
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 class _WorldGroup:
@@ -24,7 +24,7 @@ group: _WorldGroup = _WorldGroup()
 
 
 class _NonGroupMember:
-    """Equal to every group that this rank is no member of."""
+    """Equal to every group that this rank is not a member of."""
 
     def __eq__(self, other: object) -> bool:
         return other is self or (isinstance(other, ProcessGroup) and other.rank() < 0)
@@ -54,14 +54,15 @@ def new_group(
     """Return a new group of the global ``ranks`` (all by default), sorted if ``sort_ranks``.
 
     ``timeout`` (seconds or "30s") and ``backend`` are the job's unless given; ``group_desc``
-    is how messages call the group. ``pg_options`` and ``device_id`` are accepted for c10d's sake.
+    is how messages call the group. ``pg_options`` and ``device_id`` are accepted for compatibility
+    with c10d.
 
     Only members have to call, in the same order for the same ranks: ``use_local_synchronization``
     is therefore always true here, whatever is passed. A rank outside that calls gets a group whose
     ``rank()`` is -1 and whose calls return None. Costs no message.
 
     Raises ValueError for ranks that do not exist or appear twice and for an unknown backend,
-    TypeError for ranks and a timeout that are no numbers.
+    TypeError for ranks and a timeout that are not numbers.
     """
     return current_world().registry.new_group(
         ranks, backend=backend, timeout=timeout, desc=group_desc or "", sort=sort_ranks
@@ -69,7 +70,7 @@ def new_group(
 
 
 def get_rank(group: Group = None) -> int:
-    """Return this rank's place in ``group``, -1 if it is no member."""
+    """Return this rank's place in ``group``, -1 if it is not a member."""
     return resolve_process_group(group).rank()
 
 
@@ -93,7 +94,7 @@ def set_timeout(timeout: Timeout, group: Group = None) -> None:
     """Set the deadline of the group's calls that bring none of their own.
 
     ``timeout`` is in seconds, or a timedelta or "30s". Raises ValueError for a negative one,
-    TypeError for what is no number.
+    TypeError for a value that is not a number.
     """
     resolve_process_group(group).set_timeout(timeout)
 
@@ -101,7 +102,7 @@ def set_timeout(timeout: Timeout, group: Group = None) -> None:
 def get_group_rank(group: Group, global_rank: int) -> int:
     """Return the place of ``global_rank`` in ``group``.
 
-    Raises ValueError if it is no member, TypeError if it is no whole number.
+    Raises ValueError if it is not a member, TypeError if it is not an integer.
     """
     rank = to_whole_number(global_rank, "global_rank")
     return resolve_process_group(group).group_rank(rank)
@@ -110,7 +111,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def get_global_rank(group: Group, group_rank: int) -> int:
     """Return the global rank of the member of ``group`` at ``group_rank``.
 
-    Raises ValueError if there is none, TypeError if ``group_rank`` is no whole number.
+    Raises ValueError if there is none, TypeError if ``group_rank`` is not an integer.
     """
     members = resolve_process_group(group)
     place = to_whole_number(group_rank, "group_rank")

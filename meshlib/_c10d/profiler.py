@@ -114,8 +114,8 @@ class profile:
 def record_comm(name: str) -> AbstractContextManager[None]:
     """Call the calls that this thread issues in the block ``name``.
 
-    In profiles the name stands in place of ``meshlib.all_reduce`` and its like, in flight records
-    beside it. Raises TypeError for a ``name`` that is no ``str``, ValueError without a job.
+    In profiles the name stands in place of ``meshlib.all_reduce`` and the like, in flight records
+    beside it. Raises TypeError for a ``name`` that is not a ``str``, ValueError without a job.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"name must be a str, got {name!r}")
@@ -123,7 +123,7 @@ def record_comm(name: str) -> AbstractContextManager[None]:
 
 
 def _annotation() -> Any:
-    """Return what makes a range in every profiler that is loaded, None if there is none."""
+    """Return a function that opens a range in every loaded profiler; None without a profiler."""
     makers: list[Any] = []
     if "jax" in sys.modules:
         makers.append(sys.modules["jax"].profiler.TraceAnnotation)

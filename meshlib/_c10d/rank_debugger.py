@@ -27,6 +27,6 @@ class RankDebugger(pdb.Pdb):
         super().__init__(nosigint=True, **streams)
 
     def close(self) -> None:
-        """Let go of the terminal."""
+        """Release the terminal."""
         for stream in self._opened:
             stream.close()

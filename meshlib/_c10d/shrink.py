@@ -1,4 +1,4 @@
-"""``shrink_group``: going on without some ranks, after a failure or as planned."""
+"""``shrink_group``: continuing without some ranks, after a failure or as planned."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.continuing.agreement import Agreement, Said
+from meshlib._job.continuing.agreement import Agreement, Proposals
 from meshlib._job.continuing.epochs import agree_on_epoch, enter
 from meshlib._job.current import Group, current_world, resolve_process_group
 from meshlib._job.membership import without
 from meshlib._job.world import World
 from transport._checks import to_whole_number, to_whole_numbers
-from transport._deadline import Timeout, to_seconds
 from transport._errors import RankFailedError
+from transport._waiting.deadline import Timeout, to_seconds
 
 SHRINK_DEFAULT = 0
-"""``shrink_flags``: calls that are under way on the group end by themselves."""
+"""``shrink_flags``: open calls on the group are left to finish."""
 SHRINK_ABORT = 1
-"""``shrink_flags``: the group is aborted first, which ends calls that are under way on it."""
+"""``shrink_flags``: the group is aborted first, which ends its open calls."""
 
 
 def shrink_group(
@@ -33,24 +33,24 @@ def shrink_group(
     """Return a new group of the remaining members of ``group``.
 
     All remaining members call; those in ``ranks_to_exclude`` must not. The members agree through
-    the store. They leave out every member that is lost, gives no sign of life, or does not come in
-    time, named or not; such a member learns it when it calls. So after a failure ``shrink_group([],
-    group)`` suffices. If members name different ranks, all of these are left out.
+    the store. They also exclude every member that is lost, silent, or late, whether named or not;
+    an excluded member learns it when it calls. So after a failure ``shrink_group([], group)``
+    suffices. If members name different ranks, all of these are excluded.
 
     For the default group (``group`` None), the result is the next default group, in the same order.
     ``get_rank()`` and ``get_world_size()`` then count the remaining members, which begin an
     *epoch*. Global ranks stay, because they name processes. A group is kept if all its members
-    continue, with the same calls made and none under way. All other groups end, and a mesh of the
-    same ranks finds new ones.
+    continue, have made the same calls, and have no open call. All other groups end, and a mesh of
+    the same ranks creates new ones.
 
-    Nothing of ``group`` is used again: the new group has connections and memory of its own.
+    The new group reuses nothing of ``group``: it has its own connections and memory.
 
     Args:
         ranks_to_exclude: Ranks in ``group`` (its group ranks), each once; may be empty.
         group: A ProcessGroup, a DeviceMesh, or None for the default group.
         shrink_flags: 0 (c10d's ``SHRINK_DEFAULT``), or 1 (``SHRINK_ABORT``): end calls that are
             under way first.
-        pg_options: Accepted for c10d's sake.
+        pg_options: Accepted for compatibility with c10d.
         timeout: The time to wait for a slow member; seconds, a timedelta or "30s"; by default
             the group's.
 
@@ -58,12 +58,12 @@ def shrink_group(
         The new group, with the backends and the deadline of ``group``.
 
     Raises:
-        ValueError: On a rank that is in ``ranks_to_exclude`` or no member, and for ranks that are
-            not in the group or named twice.
-        TypeError: For what are no whole numbers.
-        RankFailedError: On a rank that the others have left out.
-        DistStoreError: On a rank that is cut off from the store: it must not go on.
-        CollectiveTimeoutError: When nothing was agreed on in time.
+        ValueError: On a rank that is in ``ranks_to_exclude`` or outside the group, and for ranks
+            that are not in the group or named twice.
+        TypeError: If ``ranks_to_exclude`` are not whole numbers.
+        RankFailedError: On a rank that the others have excluded.
+        DistStoreError: On a rank that has lost the store: it must not continue.
+        CollectiveTimeoutError: If the members did not agree in time.
     """
     del pg_options
     world = current_world()
@@ -94,7 +94,8 @@ def _check(parent: ProcessGroup, ranks_to_exclude: Sequence[int], flags: int) ->
         raise ValueError(f"ranks_to_exclude has a rank twice: {places}")
     if own in places:
         raise ValueError(
-            f"ranks_to_exclude {places} has this rank's own, {own}; expected it not to call"
+            f"ranks_to_exclude {places} has this rank's own, {own}; expected only ranks that do"
+            " not call"
         )
     if to_whole_number(flags, "shrink_flags") not in (SHRINK_DEFAULT, SHRINK_ABORT):
         raise ValueError(f"shrink_flags is {flags}; expected 0 (default) or 1 (abort)")
@@ -104,10 +105,10 @@ def _check(parent: ProcessGroup, ranks_to_exclude: Sequence[int], flags: int) ->
 def _shrink_other(
     world: World, parent: ProcessGroup, excluded: Collection[int], seconds: float
 ) -> ProcessGroup:
-    """Shrink a group that is not the default one: the epoch goes on."""
+    """Shrink a group other than the default one, without a new epoch."""
 
-    def decide(said: Said, missing: Mapping[int, str]) -> dict[str, Any]:
-        del said
+    def decide(proposals: Proposals, missing: Mapping[int, str]) -> dict[str, Any]:
+        del proposals
         return {"members": without(parent.ranks, missing), "missing": dict(missing)}
 
     name = world.registry.next_name(f"shrink/{parent.id}")

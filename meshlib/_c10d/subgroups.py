@@ -1,4 +1,4 @@
-"""Dividing ranks into groups: c10d's ``new_subgroups`` and its like."""
+"""Dividing ranks into groups: c10d's ``new_subgroups`` and the like."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, current_world, resolve_process_group
 from transport import _environment as environment
 from transport._checks import to_whole_number, to_whole_numbers
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 def new_subgroups(
@@ -30,8 +30,8 @@ def new_subgroups(
     ``group_size`` defaults to the number of ranks on this host, as ``LOCAL_WORLD_SIZE`` says. All
     members of ``group`` call. ``timeout`` (seconds, a timedelta or "30s") and
     ``backend`` are the job's unless given; ``group_desc`` is how messages call each;
-    ``pg_options`` is accepted for c10d's sake. Raises ValueError unless
-    ``group_size`` divides the group's size, and on a rank that is not in ``group``.
+    ``pg_options`` is accepted for compatibility with c10d. Raises ValueError unless ``group_size``
+    divides the group's size, and on a rank that is not in ``group``.
     """
     parent = _parent(group, "new_subgroups")
     size = len(parent.ranks)
@@ -65,8 +65,9 @@ def new_subgroups_by_enumeration(
 
     ``ranks_per_subgroup_list`` has the lists. ``timeout`` (seconds or "30s") and ``backend``
     are the job's unless given; ``group_desc`` is how messages call each; ``pg_options`` is accepted
-    for c10d's sake. Raises ValueError for a list that is empty or has ranks that do not exist, and
-    for a rank that is in two of them; TypeError for what is no list of lists of ranks.
+    for compatibility with c10d. Raises ValueError for a list that is empty or has ranks that do not
+    exist, and for a rank that is in two of them; TypeError for a value that is not a list of lists
+    of ranks.
     """
     size = current_world().size
     lists = _disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list", size)
@@ -88,10 +89,10 @@ def split_group(
 
     The lists have ranks of ``parent_pg``. The defaults of ``timeout`` and ``backend`` are the
     parent's; a given ``backend`` may keep some of its devices and must agree with it. Messages call
-    the group by ``group_desc``; ``pg_options`` is accepted for c10d's sake. It costs no message,
-    with one exception. If ``init_process_group`` got a ``device_id``, all members of the parent
-    meet, and NCCL splits the parent's communicator. Raises ValueError for lists that overlap or
-    have ranks outside of the parent.
+    the group by ``group_desc``; ``pg_options`` is accepted for compatibility with c10d. It costs no
+    message, with one exception. If ``init_process_group`` got a ``device_id``, all members of the
+    parent meet, and NCCL splits the parent's communicator. Raises ValueError for lists that overlap
+    or have ranks outside of the parent.
     """
     parent = _parent(parent_pg, "split_group")
     if split_ranks is None:

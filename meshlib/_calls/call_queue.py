@@ -1,6 +1,6 @@
-"""``CallQueue``: the one way into the calls of a group, of every kind.
+"""``CallQueue``: the one entry to the calls of a group, of every kind.
 
-Order, deadlines, recording, the fast path and failure meet in ``CallQueue.issue`` and nowhere else.
+``CallQueue.issue`` alone combines order, deadlines, recording, the fast path and failures.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from meshlib._calls.work import Work, fail, finish, outcome_of
 from meshlib._native import calls as native
 from meshlib._recording.log import LOGGER
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import Call, Rest
-from transport._codes import OP_CODES
+from transport._calls.call import Call, Rest
+from transport._calls.codes import OP_CODES
+from transport._calls.header import CallHeader, Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistBackendError
-from transport._header import CallHeader, Kind
-from transport._interrupts import is_held
 from transport._native import core
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
+from transport._waiting.interrupts import is_held
 
 T = TypeVar("T")
 
 DRAIN_SECONDS = 5.0
 """The time that a closing group waits for its calls to end."""
 _OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
-"""The reductions that are the same object wherever a program uses them, by their codes."""
+"""The reductions of which only one object exists, by their codes."""
 
 
 class CallQueue:
-    """Makes the calls of the group of ``members``, and ends with it.
+    """Makes the calls of the group of ``members``.
 
     ``state`` records whether the group works, has failed or has ended, and ``failure`` changes it.
-    The members' global ranks are ``ranks``; this rank is at index ``rank``, or -1 if it is no
+    The members' global ranks are ``ranks``; this rank is at index ``rank``, or -1 if it is not a
     member. A derived group's queue has the parent group's queue as its ``base``.
     """
 
@@ -67,16 +67,16 @@ class CallQueue:
             base._derived = [*left, self]
 
     def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
-        """Make one call: ``run(communicator, call)`` of ``spec`` at its turn.
+        """Make one call: run ``spec.run(communicator, call)`` when its turn comes.
 
-        Collectives run in the order of issue; so do point-to-point calls with one peer, direction
-        and tag, independently of all others. ``timeout``: by default the group's. An asynchronous
-        send for which there is room at the receiver is made in the caller's thread.
+        Collectives run in the order of issue. So do point-to-point calls with the same peer,
+        direction and tag, independently of all others. ``timeout`` is the group's by default. An
+        asynchronous send runs in the caller's thread if the receiver has room for it.
 
-        Returns what ``run`` returns (a ``Message`` for a receive), or a ``Work`` if ``async_op``.
-        Raises ValueError for a device that has no backend and after the group was destroyed; what
-        broke it if it is broken; ``DistBackendError`` in a signal handler that has interrupted a
-        call which this one would have to wait for.
+        Returns the result of ``run`` (a ``ReceivedMessage`` for a receive), or a ``Work`` if
+        ``async_op``. Raises ValueError for a device without a backend and on a destroyed group. On
+        a broken group it raises the error that broke it. Raises ``DistBackendError`` in a signal
+        handler that has interrupted a call for which this one would have to wait.
         """
         seconds = self.members.seconds
         if timeout is not None:
@@ -110,7 +110,7 @@ class CallQueue:
                 if context.log.detailed:
                     run = context.log.around(run, record, self.members)
                 inline = (not async_op or kind is Kind.SEND) and stream.try_enter()
-                # Nobody else sends to that peer now, and takes the room.
+                # This thread has the stream, so no other send can take the room.
                 if inline and async_op and not self._ends_at_once(spec):
                     stream.leave()
                     inline = False
@@ -134,9 +134,9 @@ class CallQueue:
         return result
 
     def checked(self, kind: Kind, check: Callable[..., T], *arguments: Any) -> T:
-        """Return ``check(*arguments)``, which finds out whether the arguments of a call are right.
+        """Return ``check(*arguments)``, which checks the arguments of a call.
 
-        What it raises the other members are told, so that they do not wait: see ``Failure.refuse``.
+        If it raises, the other members are notified so that they do not wait: ``Failure.refuse``.
         """
         try:
             return check(*arguments)
@@ -146,7 +146,7 @@ class CallQueue:
 
     def _check_device(self, device: str) -> None:
         backends = self.members.backends
-        # Arrays on a GPU have a way by the host's backend.
+        # The host's backend can carry arrays on a GPU.
         if device not in backends and not (device == "cuda" and "cpu" in backends):
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
@@ -161,12 +161,12 @@ class CallQueue:
         return run
 
     def _ends_at_once(self, spec: CallSpec) -> bool:
-        """True if a send needs no thread of its own to let the caller go on."""
+        """True if a send completes without blocking, so that it needs no other thread."""
         communicator = self.state.communicators.get(spec.device)
         return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
 
     def _at_once(self, stream: CallStream, run: Run, record: Record, device: str) -> Work[Any]:
-        """Make a call for which somebody may wait later; its turn is there, and given back."""
+        """Make an asynchronous call in this thread, which holds its turn; release the turn."""
         work = self._work(record, stream)
         record.started = record.issued
         try:
@@ -180,36 +180,36 @@ class CallQueue:
     def _work(self, record: Record, stream: CallStream) -> Work[Any]:
         return Work(
             lambda: f"{record.header} on {self}",
-            self.failure.note_told,
+            self.failure.mark_reported,
             self.streams.continuations,
             lambda: f"{record.kind}, {record.site},",
             blocked=partial(self._is_blocked, stream),
         )
 
     def _check_usable(self, kind: Kind, numbered_here: bool) -> None:
-        """Raise what a call of ``kind`` raises on a group that takes none now.
+        """Raise the error of a call of ``kind`` if the group accepts none now.
 
-        ``numbered_here``: the calling thread is just numbering another one.
+        ``numbered_here`` means that the calling thread is numbering another call.
         """
         if not self.state.usable:
-            self.failure.note_told()
+            self.failure.mark_reported()
             raise self.state.unusable()
         if numbered_here:
             raise self._interrupted(kind)
 
     def _is_blocked(self, stream: CallStream) -> bool:
-        """True if the calling thread is in a call that one on ``stream`` waits for."""
+        """True if a call on ``stream`` would wait for a call in which the calling thread is."""
         return stream.is_mine() or self.state.is_making()
 
     def _interrupted(self, kind: Kind) -> DistBackendError:
-        """Return what a call raises that a signal handler makes in the middle of another one."""
+        """Return the error for a call that a signal handler makes in the middle of another one."""
         open_calls = [r for r in self.context.recorder.records(self.members.id) if not r.ended]
         calls = [f"{record.header}, {record.site}" for record in open_calls if record.sync]
         return DistBackendError(
             f"{kind.name.lower()} on {self} cannot be made in the middle of"
-            f" {calls[-1] if calls else 'another call'}: a signal handler has interrupted that, and"
-            " each would wait for the other; expected the handler to set a flag that the program"
-            " reads between its calls"
+            f" {calls[-1] if calls else 'another call'}: a signal handler interrupted that call,"
+            " and each would wait for the other; expected the handler to set a flag that the"
+            " program reads between its calls"
         )
 
     def _enqueue(self, stream: CallStream, run: Run, record: Record, spec: CallSpec) -> Work[Any]:
@@ -217,7 +217,7 @@ class CallQueue:
         overlapping = run if isinstance(run, Overlapping) and device == "cpu" else None
 
         def make(run: Run) -> bool:
-            """Make the call, or end it; return False if its last frames are left."""
+            """Run ``run``; return False if the call still has frames to send or receive."""
             try:
                 result = self._run(run, record, device)
                 completion, record.completion = record.completion, None
@@ -244,7 +244,7 @@ class CallQueue:
             def end_before() -> None:
                 if before is not None:
                     before.end()
-                    record.start()  # that it took long must not cost this call its time
+                    record.start()  # the earlier call's time must not count for this call
 
             record.rest = Rest(None if before is None else end_before)
             if not make(run):
@@ -256,17 +256,17 @@ class CallQueue:
     def _run(self, run: Run, record: Record, device: str) -> Any:
         """Make the call, whose turn has come; return its result.
 
-        ``record.completion`` is the end of what a device still does for it.
+        ``record.completion`` is the completion of work that a device still does for it.
         """
         state = self.state
         if state.error is not None:
             record.end("the group was broken before its turn came")
-            raise self.failure.told(record, state.unusable())
+            raise self.failure.reported(record, state.unusable())
         if (state.absent and self.failure.break_if_deserted(record)) or (
             state.refused and self.failure.break_if_refused(record)
         ):
             record.end(str(state.error))
-            raise self.failure.told(record, state.unusable())
+            raise self.failure.reported(record, state.unusable())
         try:
             communicator = state.communicators.get(device) or state.communicator(device)
             annotate = self.context.recorder.annotate
@@ -276,11 +276,11 @@ class CallQueue:
                 with annotate(record.title):
                     result = run(communicator, record)
         except BaseException as error:  # an interrupted wait, too: the others must not wait
-            seen = self.failure.told(record, self.failure.seen_by_user(record, error))
+            seen = self.failure.reported(record, self.failure.seen_by_user(record, error))
             record.end(str(seen))
             if seen is error:
                 raise
-            # The place in the transport says nothing to the user; __context__ keeps it.
+            # Users do not need the traceback inside the transport; __context__ keeps it.
             raise seen from None
         if record.rest is None:
             record.ended = monotonic()
@@ -291,26 +291,26 @@ class CallQueue:
     # ------------------------------------------------------------------ the fast path
 
     def open_fast_path(self, met: bool) -> None:
-        """Have the compiled core open the usual calls from now on, collectives too if ``met``."""
+        """Let the compiled core open common calls from now on; collectives too if ``met``."""
         context, state, streams = self.context, self.state, self.streams
         if native is None or not state.usual or (state.fast_path is not None and not met):
             return
-        # It makes small calls where it has a native handle to the memory that the ranks share.
+        # With a native handle to the ranks' shared memory it makes small calls itself.
         communicator = state.communicators["cpu"]
         handle = communicator.native_handle() if met else None
         rings = communicator.message_rings()
         # In the order of ``meshlib/_native/fast_path.c``.
         of_group = (self.members.id, self.ranks, self._resume, self._carry_message, self._run)
-        of_lanes = (state.order, streams.collectives, streams.of_peer)
+        of_streams = (state.order, streams.collectives, streams.of_peer)
         of_rank = (context.recorder, context.observers, LOGGER.isEnabledFor)
-        parts = (*of_group, *of_lanes, *of_rank, _OPS, np.ndarray)
+        parts = (*of_group, *of_streams, *of_rank, _OPS, np.ndarray)
         fast_path: FastPath = native.FastPath(handle, rings, met, parts)
         with state.lock:
             if state.usual:
                 state.fast_path = fast_path
 
     def _resume(self, record: Record, status: int) -> None:
-        """Go on with the call that the fast path began; the turn is its own to give back."""
+        """Continue a call that the fast path began; the fast path releases the turn."""
 
         def run(communicator: Communicator, call: Call) -> None:
             communicator.resume(call, status)
@@ -330,7 +330,7 @@ class CallQueue:
         self._run(run, record, "cpu")
 
     def take_over(self, packed: bytes, spec: CallSpec) -> None:
-        """Go on with the call ``spec``, which compiled code has begun; ``packed``: its header."""
+        """Continue the call ``spec``, which compiled code began; ``packed`` is its header."""
         streams, peer = self.streams, spec.peer
         record = self.context.recorder.open(
             self.members.id, packed, spec.nbytes, peer, True, self.members.seconds
@@ -356,18 +356,18 @@ class CallQueue:
         return [self, *(queue for one in self._derived for queue in one.with_derived())]
 
     def release(self) -> None:
-        """Let go of the communicators if the group is broken and no call is under way on them.
+        """Release the communicators if the group is broken and has no open call.
 
-        Likewise for the groups derived from it.
+        The same applies to each group derived from it.
         """
         for queue in self.with_derived():
             if queue.state.lifecycle is Lifecycle.BROKEN and queue.streams.is_idle():
                 queue.state.release()
 
     def close(self, drain: float = DRAIN_SECONDS) -> None:
-        """Let calls that were issued end (at most ``drain`` seconds), then let go of everything.
+        """Wait at most ``drain`` seconds for open calls to end, then release everything.
 
-        Likewise, before, for the groups derived from it.
+        The groups derived from it are closed first, in the same way.
         """
         for derived in self._derived:
             derived.close(drain)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from meshlib._calls.spec import Unended
 from meshlib._calls.stream_lock import StreamLock
-from transport._deadline import Deadline
-from transport._interrupts import Condition
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition
 
 IDLE_SECONDS = 5.0
 

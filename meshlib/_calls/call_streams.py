@@ -8,8 +8,8 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from meshlib._calls.call_stream import CallStream, ContinuationStream
-from transport._deadline import Deadline
-from transport._header import Kind
+from transport._calls.header import Kind
+from transport._waiting.deadline import Deadline
 
 # A receive that nobody has sent to by then is given up when its group closes.
 UNMATCHED_SECONDS = 0.2

@@ -1,4 +1,4 @@
-"""``RankContext``: what a group needs of the rank that makes its calls."""
+"""``RankContext``: the parts of a rank that its groups use."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from meshlib._calls.members import Members
 from meshlib._calls.spec import Run
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import FlightRecorder
+from transport._calls.header import CallHeader
 from transport._communicators.base import Communicator
 from transport._errors import DistError
-from transport._header import CallHeader
 from transport._store.base import Store
 
 Observer = Callable[[Members, CallHeader, str, Run], Run]
@@ -26,7 +26,7 @@ class RankContext(Protocol):
     recorder: FlightRecorder
     log: RankLog
     observers: dict[str, Observer]
-    """By the id of the group on whose behalf they look."""
+    """By the id of the group that they work for."""
 
     def make_communicator(self, members: Members, device: str, /) -> Communicator:
         """Make the communicator of ``members`` for arrays on ``device``."""
@@ -37,5 +37,5 @@ class RankContext(Protocol):
         ...
 
     def note_failure(self, error: DistError, /) -> None:
-        """Keep for later what broke a group."""
+        """Keep the error that broke a group for later."""
         ...

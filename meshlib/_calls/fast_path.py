@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from meshlib._calls.spec import CallSpec
 from meshlib._native import calls as native
 from meshlib._recording.recorder import COLLECTIVE
-from transport._deadline import Timeout
-from transport._header import ONE_SIDED, Kind, history_after, pack_header
+from transport._calls.header import ONE_SIDED, Kind, history_after, pack_header
+from transport._waiting.deadline import Timeout
 
 SHORT = frozenset(
     ()
@@ -22,12 +22,12 @@ class FastPath(Protocol):
     """Numbers and records the usual calls of a group in compiled code, as ``CallQueue`` would.
     Where the ranks share memory it makes collectives and messages of NumPy arrays, too.
 
-    ``CallQueue`` goes on with a call that has to wait long or goes wrong, and raises as ever.
-    NotImplemented stands for an unusual call: nothing has happened then.
+    ``CallQueue`` continues a call that has to wait long or fails, and raises its errors.
+    NotImplemented means an unusual call, of which nothing has been done.
     """
 
     checked: bool
-    """Set to False to measure what recording and comparing cost. For nothing else."""
+    """Set to False only to measure the cost of recording and comparing."""
     met: bool
     """True if it takes collectives: those before the members have met are left to Python."""
 
@@ -35,12 +35,12 @@ class FastPath(Protocol):
         """Make the collective ``kind`` of what its method is called with, without ``async_op``.
 
         ``listed``: a part for each member is an array in a list, else the parts are one array.
-        Return what the method returns, or NotImplemented.
+        Return the method's result, or NotImplemented.
         """
         ...
 
     def open(self, what: CallSpec, seconds: float, /) -> Any:
-        """Have Python make the call and return what it returns, or NotImplemented."""
+        """Let Python make the call; return its result, or NotImplemented."""
         ...
 
 

@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from meshlib._calls.call_stream import ContinuationStream
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistBackendError
-from transport._interrupts import Condition, run_outside
 from transport._net.fork import own_pid, refusal
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import Condition, run_outside
 
 _LOGGER = logging.getLogger("meshlib")
 
@@ -29,7 +29,7 @@ class WaitTimeoutError(DistBackendError, TimeoutError):
 
 
 class End(Protocol):
-    """The end of what a device still has to do: a ``Completion``, or several."""
+    """The end of work that a device still has to do: a ``Completion``, or several."""
 
     def done(self) -> bool:
         """True if it has come."""
@@ -48,17 +48,17 @@ class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
     A coroutine of asyncio can ``await`` it. A group gives its calls' futures the stream on which
-    their continuations run. ``told()`` is called when somebody sees an exception, ``blocked()`` as
-    for a ``Work``.
+    their continuations run. ``on_seen()`` is called when somebody sees an exception, and
+    ``blocked()`` as for a ``Work``.
     """
 
     def __init__(
         self,
-        told: Callable[[], object] | None = None,
+        on_seen: Callable[[], object] | None = None,
         continuations: ContinuationStream | None = None,
         blocked: Callable[[], bool] | None = None,
     ) -> None:
-        self._told = told
+        self._on_seen = on_seen
         self._continuations = continuations
         self._blocked = blocked
         self._pid = own_pid()
@@ -216,8 +216,8 @@ class Future(Generic[T]):
 
     def exception(self) -> BaseException | None:
         """Return the exception that the call ended with, or None (also while it runs)."""
-        if self._exception is not None and self._told is not None:
-            self._told()
+        if self._exception is not None and self._on_seen is not None:
+            self._on_seen()
         return self._exception
 
     def set_result(self, result: T, completion: End | None = None) -> None:
@@ -299,7 +299,7 @@ class Future(Generic[T]):
         callbacks: list[Callable[[Future[T]], object]],
         callback: Callable[[Future[T]], object],
     ) -> bool:
-        """Keep ``callback`` for the end; False if that has come."""
+        """Keep ``callback`` for the end; return False if it has already come."""
         with self._ready:
             if not self._done:
                 callbacks.append(callback)
@@ -337,7 +337,7 @@ class Future(Generic[T]):
 
 
 def _stream_of_this_thread() -> ContinuationStream | None:
-    """Return the stream in whose task the calling thread is."""
+    """Return the stream whose task the calling thread is running."""
     stream = getattr(threading.current_thread(), "stream", None)
     return stream if isinstance(stream, ContinuationStream) else None
 
@@ -384,7 +384,7 @@ def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
 
 
 def after(count: int, then: Callable[[], object]) -> Callable[[object], None]:
-    """Return what calls ``then()`` when it is called for the ``count``-th time, by any thread."""
+    """Return a thread-safe function that calls ``then()`` at its ``count``-th call."""
     numbers = itertools.count(1)
 
     def note(_: object) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 
 from meshlib._plain_text import first_of
-from transport._deadline import Timeout, to_seconds
 from transport._operands.compression import Compression
+from transport._waiting.deadline import Timeout, to_seconds
 
 
 class Members:
@@ -41,7 +41,7 @@ class Members:
         self._rank = -1 if place is None else place
 
     def rank(self) -> int:
-        """Return this rank's place in the group, -1 if it is no member."""
+        """Return this rank's place in the group, -1 if it is not a member."""
         return self._rank
 
     def size(self) -> int:
@@ -60,7 +60,7 @@ class Members:
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the deadline of calls that bring none of their own: seconds or a timedelta.
 
-        Raises ValueError for a negative one, TypeError for what is no number.
+        Raises ValueError for a negative one, TypeError for a value that is not a number.
         """
         self.seconds: float = to_seconds(timeout)
 
@@ -79,7 +79,7 @@ class Members:
         return places.index(global_rank) if global_rank in places else None
 
     def places_of(self, global_ranks: Iterable[int]) -> Set[int]:
-        """Return the places of those of ``global_ranks`` that are members."""
+        """Return the places of the members among ``global_ranks``."""
         wanted = frozenset(global_ranks)
         if not wanted:
             return wanted

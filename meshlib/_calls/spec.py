@@ -1,4 +1,4 @@
-"""``CallSpec``: what a call is, in one value and one order of its fields."""
+"""``CallSpec``: the description of a call, as one value."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshlib._native import calls as native
 from meshlib._recording.recorder import COLLECTIVE
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, Kind
 from transport._communicators.base import Communicator
-from transport._header import NO_ROOT, Kind
 from transport._operands.reduce_op import Flat
 
 Run = Callable[[Communicator[Any], Call], Any]
@@ -19,8 +19,8 @@ Run = Callable[[Communicator[Any], Call], Any]
 class Overlapping:
     """A ``Run`` that is one call of the communicator, and then returns ``finish()``.
 
-    The call may overlap with the next one (``transport._call.Rest``). Then its caller waits for
-    its last frames, before ``finish``. ``memory`` is all shared memory that it reads or writes.
+    The call may overlap with the next one (``transport._calls.call.Rest``). Then its caller waits
+    for its last frames, before ``finish``. ``memory`` is all shared memory that it reads or writes.
     """
 
     __slots__ = ("_run", "finish", "memory")
@@ -65,7 +65,8 @@ class Overlapping:
 
 
 class Unended(NamedTuple):
-    """A call that was made but for its last frames. ``end`` waits for them, and does not raise."""
+    """A call that was made except for its last frames. ``end`` waits for them, and does not
+    raise."""
 
     run: Overlapping
     end: Callable[[], object]

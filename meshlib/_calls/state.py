@@ -14,10 +14,10 @@ from meshlib._calls.members import Members
 from meshlib._events.events import Departures, Refused
 from transport._communicators.base import Communicator
 from transport._errors import DistError
-from transport._interrupts import Condition, is_held
 from transport._net.fork import Closable
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.interrupts import Condition, is_held
 
 
 class Lifecycle(enum.IntEnum):
@@ -48,13 +48,13 @@ class GroupState:
         self.error: DistError | None = None
         """The error that broke the group. Copies are raised: each thread adds its traceback."""
         self.failure_listeners: list[Callable[[DistError], object]] = []
-        """Called with what broke the group, whenever it is said."""
+        """Called with the error whenever the group is reported broken."""
         self.departures: tuple[Departures, ...] = ()
         """The ranks that have left the job in good order: members, and others."""
         self.absent: tuple[int, ...] = ()
         """The places of members that have left, made no call on the group, and never will."""
         self.refused: dict[int, Refused] = {}
-        """By number: other members' refusals of calls that this rank has not come to."""
+        """By number: other members' refusals of calls that this rank has not reached."""
         self.order: CallOrder = Order()
         """The number of the last collective, and the hash of all."""
         self.fast_path: FastPath | None = None
@@ -103,16 +103,16 @@ class GroupState:
     def advance(self, to: Lifecycle, error: DistError | None = None) -> bool:
         """Advance to the phase ``to``, never back; return whether the phase or the error changed.
 
-        With ``lock``. ``error`` is what broke the group: the first one stays, also where it comes
-        after the group was closed.
+        The caller holds ``lock``. ``error`` is the error that broke the group. The first one stays,
+        even if it comes after the group was closed.
         """
-        news = to > self.lifecycle or (error is not None and self.error is None)
+        changed = to > self.lifecycle or (error is not None and self.error is None)
         self.lifecycle = max(to, self.lifecycle)
         if self.error is None:
             self.error = error
         self.fast_path = None
         self._changed.notify_all()
-        return news
+        return changed
 
     def await_failure(self, timeout: float) -> DistError | None:
         """Return a copy of the error that broke the group, waiting up to ``timeout`` seconds."""
@@ -131,7 +131,7 @@ class GroupState:
             listener(error)
 
     def unusable(self) -> Exception:
-        """Return what a call on it raises."""
+        """Return the error of calls on this group."""
         if self.error is not None:
             return copy(self.error)
         return ValueError(f"{self.members} was destroyed; make a new one")
@@ -219,7 +219,7 @@ class GroupState:
         return any(communicator.receiving for communicator in self.communicators.values())
 
     def release(self) -> None:
-        """Let go of the communicators; with none left, later ones are made anew."""
+        """Release the communicators; with none left, later ones are made anew."""
         with self.lock:
             communicators, self.communicators = self.communicators, {}
         self._close_windows()
@@ -227,7 +227,7 @@ class GroupState:
             communicator.close()
 
     def close(self, *, idle: bool) -> None:
-        """Let go of the communicators for good; unless ``idle``, a call is still under way."""
+        """Release the communicators for good; unless ``idle``, a call is still under way."""
         if self._users_store is not None:
             self._users_store.close()
         self._close_windows()

@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
-from transport._interrupts import is_held
+from transport._waiting.interrupts import is_held
 
 
 class _StreamLock:

@@ -1,6 +1,6 @@
 """``Work``: a call that was issued with ``async_op=True``."""
 
-# The functions below the class are how other files reach what users are not shown.
+# Other files reach the private parts of Work through the functions below the class.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import UntakenResult
 from meshlib._calls.call_stream import ContinuationStream
 from meshlib._calls.future import End, Future, after, at_once, awaited, block, joint
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistError
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 
@@ -36,24 +36,25 @@ class ReceivedMessage(NamedTuple):
 
 
 class Work(Generic[T]):
-    """A collective or point-to-point call under way; ``describe()`` says which.
+    """A collective or point-to-point call under way.
 
-    ``continuations`` is where the callbacks of its future run: None, in the thread that ends it.
-    A thread that sees an exception calls ``told()``. Messages name the line by ``where()``.
-    A thread in the middle of an earlier call gets True from ``blocked()``.
+    ``describe()`` returns the call for messages, and ``where()`` its line. The callbacks of its
+    future run on ``continuations``; if that is None, in the thread that ends the call. A thread
+    that gets its exception calls ``on_seen()``. ``blocked()`` is True in a thread that is inside an
+    earlier call.
     """
 
     def __init__(
         self,
         describe: Callable[[], str],
-        told: Callable[[], object] | None = None,
+        on_seen: Callable[[], object] | None = None,
         continuations: ContinuationStream | None = None,
         where: Callable[[], str] = lambda: "a call",
         blocked: Callable[[], bool] | None = None,
     ) -> None:
         self._describe = describe
         self._where = where
-        self._future: Future[T] = Future(told, continuations, blocked)
+        self._future: Future[T] = Future(on_seen, continuations, blocked)
         self._outcome: Any = None
         self._taken = False
         self._untaken: UntakenResult | None = None
@@ -67,15 +68,15 @@ class Work(Generic[T]):
         return self._future.done() and self._future.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Return what the call failed with, or None."""
+        """Return the exception of the call, or None."""
         return self._future.exception()
 
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Wait until the call has ended; return True or raise its exception.
 
-        ``timeout`` (seconds or "30s") bounds this wait, not the call (which has a deadline
-        of its own): past it, ``WaitTimeoutError``, and the call goes on. None and 0 mean no bound,
-        as in c10d.
+        ``timeout`` (seconds or "30s") limits this wait, not the call, which has its own deadline.
+        When it passes, ``wait`` raises ``WaitTimeoutError`` and the call goes on. None and 0 mean
+        no limit, as in c10d.
         """
         bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
         block(self._future, bound, self._describe)
@@ -85,19 +86,19 @@ class Work(Generic[T]):
         try:
             raise exception
         finally:
-            del exception, self  # as Future.wait
+            del exception, self  # breaks the reference cycle, as Future.wait does
 
     def synchronize(self) -> None:
         """Make the result usable by the caller: the same as ``wait()``."""
         self.wait()
 
     def result(self) -> T:
-        """Return what the synchronous call would have returned. Waits for the end."""
+        """Wait for the end; return the same result as the synchronous call."""
         take(self)
         return self._future.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait in a coroutine of asyncio; return what ``result()`` returns.
+        """Wait in a coroutine of asyncio; return the same as ``result()``.
 
         The event loop goes on meanwhile, and no thread waits. Cancelling the awaiting task ends its
         wait, not the call: the other ranks make it too. Raises RuntimeError outside of an event
@@ -107,7 +108,7 @@ class Work(Generic[T]):
         return awaited(self._future, self._describe)
 
     def source_rank(self) -> int:
-        """Return the global rank that a receive's message came from (waits for it).
+        """Return the global rank of the sender of a receive's message; wait for the message.
 
         Raises ValueError for a call that is not a receive.
         """
@@ -123,7 +124,7 @@ class Work(Generic[T]):
         return self._future
 
     def get_future_result(self) -> Future[WorkResult]:
-        """Return a future of how the call ends, a ``WorkResult``; it never holds an exception."""
+        """Return a future of the call's ``WorkResult``; it never holds an exception."""
         after = Future[WorkResult]()
         at_once(self._future, lambda done: after.set_result(_how_it_ended(done)))
         return after
@@ -137,14 +138,14 @@ class Work(Generic[T]):
 
 
 def outcome_of(work: Work[Any]) -> Any:
-    """Wait for the end of ``work`` and return all of it: a ``ReceivedMessage`` for a receive."""
+    """Wait for the end of ``work``; return its result, or a receive's ``ReceivedMessage``."""
     take(work)
     work.wait()
     return work._outcome
 
 
 def finish(work: Work[Any], outcome: Any, completion: End | None = None) -> None:
-    """Record a good end: what the call gave, and the end of what a device still does for it."""
+    """Record a success: the ``outcome``, and the ``completion`` of work left on a device."""
     work._outcome = outcome
     result = outcome.result if isinstance(outcome, ReceivedMessage) else outcome
     if is_only_returned(result) and not work._taken:
@@ -153,19 +154,19 @@ def finish(work: Work[Any], outcome: Any, completion: End | None = None) -> None
 
 
 def fail(work: Work[Any], exception: BaseException) -> None:
-    """Record a bad end."""
+    """Record a failure."""
     work._future.set_exception(exception)
 
 
 def take(work: Work[Any]) -> None:
-    """Note that the result is taken, or in the program's hands already."""
+    """Note that the program has taken the result or already holds it."""
     work._taken = True
     if work._untaken is not None:
         work._untaken.take()
 
 
 class _Ends:
-    """The ends of several calls on devices, as one ``End``."""
+    """The completions of several calls on devices, as one ``End``."""
 
     def __init__(self, parts: Sequence[Future[Any]]) -> None:
         self._ends = [end for future in parts if (end := future._completion) is not None]
@@ -186,14 +187,15 @@ def collect_all(works: Sequence[Work[T] | None]) -> Work[list[T]]: ...
 @overload
 def collect_all(works: Sequence[Future[T]]) -> Future[list[Future[T]]]: ...
 def collect_all(works: Any) -> Any:
-    """Return one ``Work`` of several, or one ``Future``: it ends when all of them have.
+    """Combine several ``Work``, or several ``Future``, into one that ends when all have ended.
 
-    The result of a ``Work`` is the list of the results of ``works``; if some failed, it raises the
-    exception of the first of them in the list. None, which a call returns on a rank that is no
-    member, is left out. The value of a ``Future`` is the list of the futures, well or not, as for
-    ``torch.futures.collect_all``.
+    The result of the ``Work`` is the list of the results of ``works``; if some failed, it raises
+    the exception of the first failed one in the list. None, which a call returns on a rank outside
+    the group, is skipped. The value of the ``Future`` is the list of the futures, failed or not, as
+    for ``torch.futures.collect_all``.
 
-    Raises TypeError unless all are a Work or None, or all a Future; ValueError where none is left.
+    Raises TypeError unless each is a Work or None, or each is a Future. Raises ValueError if there
+    is no Work or Future.
     """
     if not isinstance(works, Sequence):
         raise TypeError(f"works must be a list of Work, or of Future, got {works!r}")
@@ -227,21 +229,21 @@ def _collect_works(works: Sequence[Work[T]]) -> Work[list[T]]:
 def when_all(
     works: Sequence[Work[Any]], describe: Callable[[], str], make: Callable[[], T]
 ) -> Work[T]:
-    """Return a ``Work`` that ends with what ``make()`` returns, or raises, after all of ``works``.
+    """Return a ``Work`` that calls ``make()`` after all of ``works``, and ends with its outcome.
 
-    ``make`` is called in the thread in which the last one ends; the next call of its group waits
-    for it. If some failed, the ``Work`` raises the exception of the first in the list instead.
+    ``make`` runs in the thread in which the last one ends; the next call of its group waits for
+    it. If some failed, the ``Work`` raises the exception of the first failed one in the list.
     """
     parts = [work.get_future() for work in works]
 
-    def tell() -> None:
+    def mark_seen() -> None:
         for part in parts:
             part.exception()
 
-    # What follows on all runs where none of them has to wait for it.
+    # Continuations of the whole run on the continuation stream, so that no part waits for them.
     whole: Work[T] = Work(
         describe,
-        tell,
+        mark_seen,
         parts[0]._continuations if parts else None,
         blocked=lambda: any(part._is_blocked() for part in parts),
     )

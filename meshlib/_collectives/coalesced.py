@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from meshlib._arrays.adapted import Adapted, ListOf
+from meshlib._arrays.adapted import AdaptedArray, ListOf
 from meshlib._arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -27,17 +27,17 @@ from meshlib._calls.spec import CallSpec
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import GroupOfRanks, spec_of
 from meshlib._collectives.packing import copy_out, fingerprint, finish, gather_device_arrays, unpack
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
 
 class CoalescedCollectives(GroupOfRanks):
-    """The coalesced forms. Their arrays share one dtype and travel in one flat buffer.
+    """The coalesced calls. The arrays of a call have one dtype and travel in one flat buffer.
 
     The list of sizes is part of the call's fingerprint: members whose lists differ get
     ``CollectiveMismatchError``, even if the totals agree.
@@ -82,20 +82,20 @@ class CoalescedCollectives(GroupOfRanks):
         Args:
             tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
                 bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
-                on every member. Overwritten where they can be written to.
-            op: A ``ReduceOp`` that means something for the dtype.
+                on every member. Overwritten if writable.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
-            rank that is no member.
+            The list of results. With ``async_op``, a ``Work`` with that result. None on a rank
+            outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -112,7 +112,7 @@ class CoalescedCollectives(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Any:
             if device != "cpu":
-                # Packing would cost a device more than it saves there.
+                # On a device, packing costs more than it saves.
                 for x in xs:
                     communicator.all_reduce(call, x.flat, op)
                 return finish(call, xs)
@@ -176,14 +176,14 @@ class CoalescedCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
-            is. None on a rank that is no member.
+            The lists of gathered arrays. With ``async_op``, a ``Work`` with that result. None on
+            a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -202,7 +202,7 @@ class CoalescedCollectives(GroupOfRanks):
         check_list(output_tensor_lists, name, len(call_queue.ranks))
         ins = adapt_sources(input_tensor_list, "input_tensor_list")
         code = check_dtype(ins[0], "input_tensor_list[0]")
-        outs: list[list[Adapted]] = []
+        outs: list[list[AdaptedArray]] = []
         for i, tensors in enumerate(output_tensor_lists):
             size = len(ins) if i == call_queue.rank else None
             each = "one for each of input_tensor_list"
@@ -282,14 +282,14 @@ class CoalescedCollectives(GroupOfRanks):
             timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
         Returns:
-            ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
-            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+            ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -376,19 +376,19 @@ class CoalescedCollectives(GroupOfRanks):
             output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
             input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
                 its output, concatenated along dim 0 or stacked.
-            op: A ``ReduceOp`` that means something for the dtype.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
         Returns:
-            ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
-            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+            ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -433,9 +433,13 @@ class CoalescedCollectives(GroupOfRanks):
 
 
 def _check_pairs(
-    whole: Sequence[Adapted], name: str, parts: Sequence[Adapted], part_name: str, size: int
+    whole: Sequence[AdaptedArray],
+    name: str,
+    parts: Sequence[AdaptedArray],
+    part_name: str,
+    size: int,
 ) -> None:
-    """Check arrays of which each in ``whole`` has ``size`` times the elements of its part."""
+    """Check that each array in ``whole`` has ``size`` times the elements of its part."""
     check_disjoint(whole if name.startswith("output") else parts, "output_tensors")
     for j, (large, small) in enumerate(zip(whole, parts, strict=True)):
         check_same_dtype(small, f"{part_name}[{j}]", parts[0], f"{part_name}[0]")

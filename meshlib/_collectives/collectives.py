@@ -1,14 +1,14 @@
-"""``Collectives``: all that a group of ranks can do together.
+"""``Collectives``: all calls of a group of ranks.
 
 ``ProcessGroup`` and ``DeviceMesh`` inherit it, so each call is written once. Names, arguments and
 meaning are c10d's. All calls update writable arrays in place and also return the result; for
 immutable arrays (JAX) the returned array is the result. With ``async_op=True`` they return a
-``Work`` whose ``result()`` is it. On a rank that is no member they return None.
+``Work`` whose ``result()`` is it. On a rank outside the group they return None.
 
-Errors are the same everywhere: TypeError and ValueError for
-arguments, before any byte moves (the group stays usable); ``CollectiveMismatchError`` when members
-made different calls, ``CollectiveTimeoutError`` past the deadline, ``RankFailedError`` when a
-member is gone; after these three the group is broken and says so.
+All calls raise the same errors. TypeError and ValueError are for wrong arguments; they are raised
+before any byte moves, and the group stays usable. ``CollectiveMismatchError`` means that members
+made different calls, ``CollectiveTimeoutError`` that the deadline passed, ``RankFailedError`` that
+a member is gone. These three break the group: later calls on it raise an error.
 """
 
 # A call without async_op fits the first two overloads of a method: the first one counts.
@@ -26,10 +26,10 @@ from meshlib._collectives.group_of_ranks import ARRAYS
 from meshlib._collectives.on_objects import ObjectCollectives
 from meshlib._collectives.symmetric import SymmetricMemory
 from meshlib._collectives.windows.one_sided import OneSided
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
+from transport._waiting.deadline import Timeout
 
 
 def _meet(communicator: Communicator, call: Call) -> None:
@@ -55,7 +55,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
       buffer protocol, of any shape; NumPy's numeric dtypes, bool, and ml_dtypes' small floats;
     - ``op``: a ``ReduceOp``, SUM by default; TypeError where it has no meaning for the dtype;
     - ``src`` or ``dst``: a global rank; instead of it ``group_src`` or ``group_dst``: a rank in the
-      group. ValueError for both, for neither where there is no default, and for a stranger;
+      group. ValueError for both, for neither if there is no default, and for a stranger;
     - ``tag``: a whole number from 0 to 2**32 - 1 that the two ends of a message agree on;
     - ``async_op``: return a ``Work`` at once, not the result;
     - ``timeout``: the call's deadline, seconds or a timedelta; else the dim's, the group's, the
@@ -99,17 +99,17 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
 
         Args:
             async_op: Return a ``Work`` at once, not the result.
-            device_ids: Accepted for c10d's sake.
+            device_ids: Accepted for compatibility with c10d.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            None; with ``async_op`` a ``Work``, except on a rank that is no member.
+            None; with ``async_op`` a ``Work``, except on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(_BARRIER, _barrier, (), async_op, timeout, ARRAYS)
@@ -117,18 +117,19 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
     def monitored_barrier(
         self, timeout: Timeout | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return when every member has called; past ``timeout`` say who has not.
+        """Return when every member has called; past ``timeout`` name the missing ranks.
 
         Args:
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-            wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
+            wait_all_ranks: Accepted for compatibility with c10d: all missing ranks are named either
+                way.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
-                and where each stands.
+            CollectiveTimeoutError: On every member, past the deadline; names all missing ranks,
+                and the state of each rank.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         call_queue = self._call_queue

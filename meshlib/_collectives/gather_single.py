@@ -22,10 +22,10 @@ from meshlib._arrays.checks import (
 from meshlib._calls.spec import CallSpec
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import GroupOfRanks, resolve_rank, spec_of
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -80,23 +80,23 @@ class GatherSingle(GroupOfRanks):
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member.
-            gather_tensor: On the destination an array of ``size()`` times its elements and its
-                dtype: the members' one behind the other, or stacked. None elsewhere.
+            gather_tensor: On the destination an array of that dtype with ``size()`` times the
+                elements: the members' arrays concatenated or stacked. None elsewhere.
             dst: The global rank of the destination; by default that of group rank 0.
             async_op: Return a ``Work`` at once, not the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            On the destination ``gather_tensor``, or a new array if that cannot be written to (JAX);
-            None elsewhere. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank
-            that is no member.
+            On the destination ``gather_tensor``, or a new array if it is read-only (JAX); None
+            elsewhere. With ``async_op``, a ``Work`` with that result. None on a rank outside the
+            group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         arguments = tensor, gather_tensor, dst, group_dst

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from meshlib._arrays import adapter as arrays
-from meshlib._arrays.adapted import Adapted, ListOf
+from meshlib._arrays.adapted import AdaptedArray, ListOf
 from meshlib._arrays.checks import (
     adapt_sources,
     adapt_targets,
@@ -29,11 +29,11 @@ from meshlib._arrays.checks import (
 from meshlib._calls.spec import CallSpec, Overlapping
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, spec_of
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -89,14 +89,14 @@ class GatheringCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
-            None on a rank that is no member.
+            The list of what was gathered. With ``async_op``, a ``Work`` with that result. None on a
+            rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -176,14 +176,14 @@ class GatheringCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
-            a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output_tensor``, or a new array if it is read-only (JAX). With ``async_op``, a
+            ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -258,19 +258,19 @@ class GatheringCollectives(GroupOfRanks):
                 it overlaps no other.
             input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
                 differ by place, not by member.
-            op: A ``ReduceOp`` that means something for the dtype.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+            that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -347,19 +347,19 @@ class GatheringCollectives(GroupOfRanks):
                 member's part of ``input``.
             input: An array of the dtype of ``output``, with ``size()`` times its elements. Its
                 parts are joined along dim 0 or stacked in a new first dim.
-            op: A ``ReduceOp`` that means something for the dtype.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+            that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -390,10 +390,10 @@ class GatheringCollectives(GroupOfRanks):
 
 
 def _all_gather(
-    x: Adapted,
+    x: AdaptedArray,
     code: int,
     flats: list[Flat],
-    outs: Sequence[Adapted],
+    outs: Sequence[AdaptedArray],
     finish: Callable[[], Any],
     async_op: bool,
 ) -> CallSpec:
@@ -412,8 +412,8 @@ def _all_gather(
     return spec_of(_ALL_GATHER, how, x, code, elements=elements)
 
 
-def _reduce_scatter(out: Adapted, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
-    """Reduce ``flats`` of the members, of which ``out`` gets this one's."""
+def _reduce_scatter(out: AdaptedArray, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
+    """Reduce the members' ``flats``; ``out`` gets this member's part."""
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.reduce_scatter(call, out.flat, flats, op)

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from meshlib._arrays.adapted import Adapted
+from meshlib._arrays.adapted import AdaptedArray
 from meshlib._arrays.adapter import is_only_returned
 from meshlib._arrays.ignored import warn_if_discarded
 from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.spec import CallSpec, Run
+from transport._calls.header import NO_ROOT, Kind
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
-from transport._header import NO_ROOT, Kind
+from transport._waiting.deadline import Timeout
 
 T = TypeVar("T")
 
@@ -50,10 +50,10 @@ class GroupOfRanks:
         timeout: Timeout | None,
         listed: bool | None = None,
     ) -> Any:
-        """Make the collective that ``prepare(*arguments)`` returns, or raises what is wrong with
-        them; see ``CallQueue.issue``. None on a rank that is no member.
+        """Make the collective that ``prepare(*arguments)`` returns; see ``CallQueue.issue``. None
+        on a rank outside the group. ``prepare`` raises the errors of wrong arguments.
 
-        ``listed``: see ``FastPath.make``; None where that does not know the arguments.
+        ``listed``: see ``FastPath.make``; None if that does not know the arguments.
         """
         call_queue = self._call_queue
         fast_path = call_queue.state.fast_path
@@ -120,7 +120,7 @@ def resolve_rank(
     """Return the group rank that ``rank`` (global) or ``group_rank`` means.
 
     Exactly one is given, unless there is a ``default``. Raises ValueError otherwise, and for
-    a rank that is not in the group, TypeError for what is no whole number; ``name`` is the
+    a rank that is not in the group, TypeError for a value that is not an integer; ``name`` is the
     argument's (``src``: then also ``group_src``).
     """
     members = group._call_queue.members
@@ -151,7 +151,7 @@ def resolve_rank(
 def spec_of(
     kind: Kind,
     run: Run,
-    like: Adapted,
+    like: AdaptedArray,
     dtype: int,
     *,
     elements: int = 0,

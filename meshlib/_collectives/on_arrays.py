@@ -18,11 +18,11 @@ from meshlib._arrays.checks import check_dtype, check_reduction
 from meshlib._calls.spec import CallSpec, Overlapping
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import ARRAYS, GroupOfRanks, resolve_rank, spec_of
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import RedOpType, ReduceOp
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -68,20 +68,20 @@ class ArrayCollectives(GroupOfRanks):
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-                with the result where it can be written to.
-            op: A ``ReduceOp`` that means something for the dtype.
+                with the result if writable.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
-            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            The result, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX). With
+            ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         prepare = _asynchronous_reduction if async_op else _all_reduction
@@ -121,7 +121,7 @@ class ArrayCollectives(GroupOfRanks):
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce ``tensor`` over the members 0 to this one with ``op``: a prefix, as ``MPI_Scan``.
+        """Reduce ``tensor`` over members 0 to this one with ``op``, as ``MPI_Scan`` does.
 
         Member i gets the bits that ``all_reduce`` gives among the members 0 to i. A member sends
         twice the bytes of ``tensor`` at most.
@@ -129,20 +129,20 @@ class ArrayCollectives(GroupOfRanks):
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-                with the result where it can be written to.
-            op: A ``ReduceOp`` that means something for the dtype, but AVG.
+                with the result if writable.
+            op: A ``ReduceOp`` other than AVG that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
-            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            The result, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX). With
+            ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(Kind.SCAN, _scan, (tensor, op), async_op, timeout)
@@ -181,7 +181,7 @@ class ArrayCollectives(GroupOfRanks):
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan``.
+        """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan`` does.
 
         Member i gets the bits that ``all_reduce`` gives among the members 0 to i - 1. Member 0 gets
         the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. So
@@ -190,20 +190,20 @@ class ArrayCollectives(GroupOfRanks):
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-                with the result where it can be written to.
-            op: A ``ReduceOp`` that means something for the dtype, but AVG.
+                with the result if writable.
+            op: A ``ReduceOp`` other than AVG that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
-            ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            The result, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX). With
+            ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(Kind.EXSCAN, _exscan, (tensor, op), async_op, timeout)
@@ -246,27 +246,26 @@ class ArrayCollectives(GroupOfRanks):
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Copy ``tensor`` of one member to all.
+        """Copy one member's ``tensor`` to all members.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-                on all but the source, where it can be written to.
+                on all but the source, if writable.
             src: The global rank of the source.
             async_op: Return a ``Work`` at once, not the result.
             group_src: The source's rank in the group, instead of ``src``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
-            With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
-            member.
+            The source's values, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX).
+            With ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -333,28 +332,28 @@ class ArrayCollectives(GroupOfRanks):
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce ``tensor`` over the members with ``op``, into that of one of them.
+        """Reduce ``tensor`` over the members with ``op``, into one member's ``tensor``.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. The
-                destination's is overwritten with the result where it can be written to; the others'
-                are left as they are.
+                destination's is overwritten with the result if writable; the others' are left as
+                they are.
             dst: The global rank of the destination.
-            op: A ``ReduceOp`` that means something for the dtype.
+            op: A ``ReduceOp`` that supports the dtype.
             async_op: Return a ``Work`` at once, not the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
             On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(

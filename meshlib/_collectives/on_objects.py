@@ -1,6 +1,6 @@
 """Collectives on Python objects, as pickles (protocol 5).
 
-A pickle is never empty. Where none came, because the sender does not exist (backend "fake"), the
+A pickle is never empty. No bytes mean that the sender does not exist (backend "fake"); then the
 receiver's list stays as it is.
 
 Unpickling runs code of the sender's choice. The bytes come only from members of the group, which
@@ -24,14 +24,14 @@ from meshlib._collectives.group_of_ranks import NO_MEMBER, resolve_rank
 from meshlib._collectives.on_arrays import ArrayCollectives
 from meshlib._collectives.personalized import PersonalizedCollectives
 from meshlib._collectives.point_to_point import PointToPoint
-from transport._deadline import Deadline, Timeout, to_seconds
-from transport._header import Kind
+from transport._calls.header import Kind
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 _COUNT = struct.Struct("<Q")
 
 Left = Callable[[], float | None]
-"""Returns what is left of a deadline that several calls share, in seconds; None: the group's."""
+"""Returns the seconds left of a deadline that several calls share; None is the group's deadline."""
 
 
 def dumps(obj: Any, name: str) -> Flat:
@@ -63,9 +63,9 @@ def loads(data: Flat) -> Any:
 
 
 def _shared_out(timeout: Timeout | None) -> Left:
-    """Return what tells, at each of the array calls that have ``timeout`` together, what is left.
+    """Return a function that returns the rest of ``timeout`` for each of several array calls.
 
-    None: each has the group's deadline.
+    Without ``timeout`` each call has the group's deadline.
     """
     return (lambda: None) if timeout is None else Deadline.after(to_seconds(timeout)).remaining
 
@@ -73,11 +73,11 @@ def _shared_out(timeout: Timeout | None) -> Left:
 class ObjectCollectives(
     PointToPoint, ArrayCollectives, GatheringCollectives, GatherSingle, PersonalizedCollectives
 ):
-    """The object forms; each is made of calls on arrays of bytes.
+    """The calls on objects. Each consists of calls on arrays of bytes.
 
-    Objects are pickled: TypeError, before any byte moves, for one that cannot be. Unpickling runs
-    code of the sender's choice; see ``meshlib._collectives.on_objects``. ``device`` is accepted for
-    c10d's sake.
+    Objects are pickled. An object that cannot be pickled is a TypeError before any byte moves.
+    Unpickling runs code of the sender's choice; see ``meshlib._collectives.on_objects``. ``device``
+    is accepted for compatibility with c10d.
     """
 
     def broadcast_object_list(
@@ -88,7 +88,7 @@ class ObjectCollectives(
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> list[Any]:
-        """Replace the objects in ``object_list`` by those of one member.
+        """Replace the objects in ``object_list`` by the objects of one member.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
         only ranks that know the job's secret can send one.
@@ -96,13 +96,13 @@ class ObjectCollectives(
         Args:
             object_list: A list, of the same length on every member.
             src: The global rank of the source; by default that of group rank 0.
-            device: Accepted for c10d's sake.
+            device: Accepted for compatibility with c10d.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-                array call in it has the group's.
+            timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+                of its array calls has the group's deadline.
 
         Returns:
-            ``object_list``; None on a rank that is no member.
+            ``object_list``; None on a rank outside the group.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -110,7 +110,7 @@ class ObjectCollectives(
             ValueError: For a wrong rank, and on a member whose list has another length than the
                 source's.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         call_queue = self._call_queue
@@ -150,18 +150,18 @@ class ObjectCollectives(
         Args:
             object_list: A list with ``size()`` entries, which are replaced.
             obj: An object that can be pickled.
-            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-                array call in it has the group's.
+            timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+                of its array calls has the group's deadline.
 
         Returns:
-            ``object_list``; None on a rank that is no member.
+            ``object_list``; None on a rank outside the group.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
                 moves.
             ValueError: For a list of another length.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         call_queue = self._call_queue
@@ -198,11 +198,11 @@ class ObjectCollectives(
                 replaced; None elsewhere.
             dst: The global rank of the destination; by default that of group rank 0.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-                array call in it has the group's.
+            timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+                of its array calls has the group's deadline.
 
         Returns:
-            ``object_gather_list``: on the destination the list, elsewhere None.
+            ``object_gather_list`` on the destination, None elsewhere.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -210,7 +210,7 @@ class ObjectCollectives(
             ValueError: For a wrong rank, a list of another length, none on the destination or one
                 elsewhere.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         call_queue = self._call_queue
@@ -247,7 +247,7 @@ class ObjectCollectives(
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
+        """Put entry i of one member's list into member i's ``scatter_object_output_list[0]``.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
         only ranks that know the job's secret can send one.
@@ -255,22 +255,21 @@ class ObjectCollectives(
         Args:
             scatter_object_output_list: A list with at least one entry, the first of which is
                 replaced.
-            scatter_object_input_list: On the source one object for each member; not looked at
-                elsewhere.
+            scatter_object_input_list: On the source one object for each member; ignored elsewhere.
             src: The global rank of the source; by default that of group rank 0.
             group_src: The source's rank in the group, instead of ``src``.
-            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-                array call in it has the group's.
+            timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+                of its array calls has the group's deadline.
 
         Returns:
-            The object; None on a rank that is no member.
+            The object; None on a rank outside the group.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
                 moves.
             ValueError: For a wrong rank, an empty output list, or no input list on the source.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         call_queue = self._call_queue
@@ -319,12 +318,12 @@ class ObjectCollectives(
         Args:
             object_list: Objects that can be pickled.
             dst: The global rank of the destination.
-            device: Accepted for c10d's sake.
+            device: Accepted for compatibility with c10d.
             group_dst: The destination's rank in the group, instead of ``dst``.
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
-            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-                array call in it has the group's.
+            timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+                of its array calls has the group's deadline.
 
         Raises:
             TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -352,29 +351,29 @@ class ObjectCollectives(
         tag: int = 0,
         timeout: Timeout | None = None,
     ) -> int:
-        """Replace the objects in ``object_list`` by those that one member sends.
+        """Replace the objects in ``object_list`` by the objects that one member sends.
 
         Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
         only ranks that know the job's secret can send one.
 
         Args:
-            object_list: A list as long as what is sent.
+            object_list: A list of the length of the sender's.
             src: The global rank of the source; any member will do if neither it nor ``group_src``
                 is given.
-            device: Accepted for c10d's sake.
+            device: Accepted for compatibility with c10d.
             group_src: The source's rank in the group, instead of ``src``.
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
                 do not overtake each other.
-            timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-                array call in it has the group's.
+            timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+                of its array calls has the group's deadline.
 
         Returns:
-            The sender's global rank; -1 on a rank that is no member.
+            The sender's global rank; -1 on a rank outside the group.
 
         Raises:
             TypeError: For a wrong argument.
-            ValueError: For a wrong rank or tag, and if another number of objects was sent; they are
-                lost.
+            ValueError: For a wrong rank or tag, and if the sender's list has another length; its
+                objects are lost.
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """

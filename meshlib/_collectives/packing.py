@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from meshlib._arrays.adapted import Adapted
-from transport._call import Call
+from meshlib._arrays.adapted import AdaptedArray
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.flat import DeviceFlat, end_together
 from transport._operands.reduce_op import Flat
@@ -16,8 +16,8 @@ from transport._operands.reduce_op import Flat
 def gather_device_arrays(
     communicator: Communicator,
     call: Call,
-    ins: Sequence[Adapted],
-    outs: Sequence[Sequence[Adapted]],
+    ins: Sequence[AdaptedArray],
+    outs: Sequence[Sequence[AdaptedArray]],
 ) -> list[list[Any]]:
     """Gather one array after the other. Members may have different numbers of them."""
     rank = communicator.rank
@@ -30,14 +30,14 @@ def gather_device_arrays(
     return [[next(finished) for _ in row] for row in outs]
 
 
-def finish(call: Call, outs: Sequence[Adapted]) -> list[Any]:
+def finish(call: Call, outs: Sequence[AdaptedArray]) -> list[Any]:
     """Return the results of a call on a device that has made several."""
     result = [out.finish() for out in outs]
     end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
     return result
 
 
-def unpack(flat: Flat, into: Sequence[Adapted]) -> list[Any]:
+def unpack(flat: Flat, into: Sequence[AdaptedArray]) -> list[Any]:
     """Copy ``flat`` into the arrays; return the results."""
     copy_out(flat, [x.flat for x in into])
     return [x.finish() for x in into]

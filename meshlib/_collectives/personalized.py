@@ -22,10 +22,10 @@ from meshlib._arrays.checks import (
 from meshlib._calls.spec import CallSpec
 from meshlib._calls.work import Work
 from meshlib._collectives.group_of_ranks import ARRAYS, LISTS, GroupOfRanks, resolve_rank, spec_of
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -91,14 +91,14 @@ class PersonalizedCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            The list of gathered arrays on the destination, None elsewhere. With ``async_op``, a
+            ``Work`` with that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -193,14 +193,14 @@ class PersonalizedCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``tensor``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+            that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -284,14 +284,14 @@ class PersonalizedCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
-            rank that is no member.
+            The list of outputs. With ``async_op``, a ``Work`` with that result. None on a rank
+            outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(
@@ -374,7 +374,7 @@ class PersonalizedCollectives(GroupOfRanks):
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
+        """Split ``input`` along dim 0, send part j to member j, join received parts in ``output``.
 
         Args:
             output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -388,14 +388,14 @@ class PersonalizedCollectives(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-            ``Work`` whose ``result()`` that is. None on a rank that is no member.
+            ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+            that result. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
                 no member can make the call; else the others raise CollectiveMismatchError.
             CollectiveMismatchError: On every member, if they make different calls.
-            CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+            CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
         return self._issue(

@@ -18,11 +18,11 @@ from meshlib._collectives.group_of_ranks import (
     resolve_rank,
 )
 from meshlib._recording.recorder import ANY_SOURCE
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, Kind
 from transport._checks import to_whole_number
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import NO_ROOT, Kind
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -93,8 +93,8 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
-            no member.
+            A ``Work``, whose ``wait()`` raises the errors of the call; None on a rank outside the
+            group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -110,12 +110,12 @@ class PointToPoint(GroupOfRanks):
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> int:
-        """Receive into ``tensor`` what one member sends.
+        """Receive a message from one member into ``tensor``.
 
         Args:
             tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
-                of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
-                written to (JAX) is a TypeError: use ``irecv(...).result()``.
+                of ml_dtypes' floats. The sender's has its size and dtype. An array that is
+                read-only (JAX) is a TypeError: use ``irecv(...).result()``.
             src: The global rank of the source; any member will do if neither it nor ``group_src``
                 is given.
             tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
@@ -124,7 +124,7 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The sender's global rank; -1 on a rank that is no member.
+            The sender's global rank; -1 on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -147,7 +147,7 @@ class PointToPoint(GroupOfRanks):
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> Work[A]:
-        """Begin to receive into ``tensor`` what one member sends.
+        """Begin to receive a message from one member into ``tensor``.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -161,9 +161,9 @@ class PointToPoint(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
-            to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
-            way. None on a rank that is no member.
+            A ``Work``. Its ``result()`` is the array, or a new one if ``tensor`` is read-only
+            (JAX). Its ``source_rank()`` is the sender, and its ``wait()`` raises the errors of the
+            call. None on a rank outside the group.
 
         Raises:
             TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -175,7 +175,7 @@ class PointToPoint(GroupOfRanks):
 def prepare_send(
     group: GroupOfRanks, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> CallSpec | None:
-    """Check ``send``'s arguments; return the call, for the call queue. None where this rank is no
+    """Check ``send``'s arguments; return the call, for the call queue. None if this rank is not a
     member.
     """
     if call_queue_of(group).rank < 0:
@@ -201,7 +201,7 @@ def prepare_receive(
     in_place: bool = False,
     put: Callable[[Any], object] | None = None,
 ) -> CallSpec | None:
-    """Check ``recv``'s arguments; return the call, for the call queue. None where this rank is no
+    """Check ``recv``'s arguments; return the call, for the call queue. None if this rank is not a
     member.
 
     ``in_place``: the call does not return the array. ``put`` is called with a new array in the
@@ -230,6 +230,7 @@ def prepare_receive(
 
 
 def check_tag(tag: int) -> None:
-    """Raise ValueError for a tag that does not fit the wire, TypeError for what is no number."""
+    """Raise ValueError for a tag that does not fit the wire, TypeError for a value that is not a
+    number."""
     if not 0 <= (tag if type(tag) is int else to_whole_number(tag, "tag")) <= MAX_TAG:
         raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import GroupOfRanks
-from transport._call import Call
-from transport._codes import dtype_code, dtype_name
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code, dtype_name
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
 from transport._cuda.device_state import DeviceCommunicator
 from transport._cuda.driver import cuda_driver
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Timeout
 
 _MOST_DIMS = 64
 
@@ -47,9 +47,9 @@ class SymmetricMemory(GroupOfRanks):
         backends it is an ordinary array. Its memory stays with the process, for later arrays.
 
         The memory is used again when the array and its views are gone on all members. Returns None
-        on a rank that is no member. ``timeout`` (seconds or "30s") is the call's deadline.
-        Raises ValueError, on all members, when they ask for different arrays; the group stays
-        usable. A ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
+        on a rank outside the group. ``timeout`` (seconds or "30s") is the call's deadline. Raises
+        ValueError, on all members, when they ask for different arrays; the group stays usable. A
+        ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
         """
         call_queue = self._call_queue
         rank = call_queue.rank
@@ -60,10 +60,10 @@ class SymmetricMemory(GroupOfRanks):
 
         def run(communicator: Communicator, call: Call) -> Flat | list[str] | None:
             mine = _describe(code, dims, place.on_cpu)
-            asked = np.empty((len(call_queue.ranks), mine.size), mine.dtype)
-            communicator.all_gather(call, list(asked), mine)
-            if not (asked == mine).all():
-                return [_show(row) for row in asked]
+            gathered = np.empty((len(call_queue.ranks), mine.size), mine.dtype)
+            communicator.all_gather(call, list(gathered), mine)
+            if not (gathered == mine).all():
+                return [_show(row) for row in gathered]
             return communicator.allocate(call, count, wanted) if place.on_cpu else None
 
         spec = CallSpec(Kind.ALLOCATE, run, nbytes=count * wanted.itemsize)

@@ -1,8 +1,8 @@
 """Finding ranks that wait for each other in different calls, long before a deadline passes.
 
-Most mismatches show in the first frame that arrives (``transport._call``). Some exchange no frame:
-two ranks in calls of two groups of the same members, say, or in the calls of one group in another
-order. Each waits for a call that the other will never make.
+Most mismatches show in the first frame that arrives (``transport._calls.header``). Some exchange
+no frame: two ranks in calls of two groups of the same members, say, or in the calls of one group in
+another order. Each waits for a call that the other will never make.
 
 A rank whose main thread has been blocked in one call for a while posts its ``CallStatus``. A rank
 *waits for* another one that has not reached its call yet. Blocked ranks that wait for each other
@@ -28,9 +28,9 @@ from meshlib._events.events import Abort
 from meshlib._events.log import publish
 from meshlib._recording.call_report import report_calls
 from meshlib._recording.recorder import COLLECTIVE, FlightRecorder, Record
-from transport._deadline import Deadline
 from transport._errors import CollectiveMismatchError
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
 TICK_SECONDS = 0.1
 STALLED_SECONDS = 0.3
@@ -174,7 +174,7 @@ class _StallThread(SharedThread[StallDetector]):
     ) -> dict[int, CallStatus | None]:
         """Return the statuses of the other members of the tangle's groups that post one soon.
 
-        They may have come a little later than the tangle's ranks, and be about to post.
+        They may have arrived a little later than the tangle's ranks, and be about to post.
         """
         members = {rank for one in _groups(tangle) for rank in one} - set(tangle)
         beside: dict[int, CallStatus | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
@@ -208,12 +208,12 @@ def _collect(
     None of the other ``known`` ranks is blocked.
     """
     found = dict(mine)
-    asked = set(known)
+    queried = set(known)
     room = MOST_RANKS
-    while room and (ahead := {rank for one in _groups(found) for rank in one} - asked):
+    while room and (ahead := {rank for one in _groups(found) for rank in one} - queried):
         ranks = sorted(ahead)[:room]
         room -= len(ranks)
-        asked.update(ranks)
+        queried.update(ranks)
         found.update(_read(store, ranks))
     return found
 
@@ -240,7 +240,7 @@ def _tangle_of(
 
 
 def _read(store: Store, ranks: Collection[int]) -> dict[int, CallStatus]:
-    """Return the statuses that those of ``ranks`` have posted which are blocked."""
+    """Return the posted statuses of the blocked ranks among ``ranks``."""
     texts = store.multi_get([status_key(rank) for rank in ranks])
     pairs = zip(ranks, texts, strict=True)
     return {rank: CallStatus.unpack(text) for rank, text in pairs if text}

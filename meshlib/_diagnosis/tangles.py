@@ -1,4 +1,4 @@
-"""The calls in which ranks are blocked, and the ranks that wait for each other in a circle."""
+"""The calls in which ranks are blocked, and the cycles of ranks that wait for each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from meshlib._calls.failures.messages import table
 from meshlib._recording.call_report import CallReport
 from meshlib._records import JsonRecord
-from transport._header import CallHeader
+from transport._calls.header import CallHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CallStatus(JsonRecord):
         """The group's id, and the number of the collective in it."""
         return self.call.group, self.call.sequence
 
-    def has_come(self, group: str, sequence: int) -> bool:
+    def has_arrived(self, group: str, sequence: int) -> bool:
         """True if this rank has issued the collective ``sequence`` of ``group``."""
         return self.reached.get(group, 0) >= sequence
 
@@ -103,7 +103,7 @@ def _find_circle(statuses: Mapping[int, CallStatus]) -> list[int] | None:
     missing: dict[tuple[str, int], int] = {}
     for call, ranks in here.items():
         members = statuses[ranks[0]].ranks
-        late = [r for r in members if r in statuses and not statuses[r].has_come(*call)]
+        late = [r for r in members if r in statuses and not statuses[r].has_arrived(*call)]
         missing[call] = len(late)
         for rank in late:
             missed_by[rank].append(call)

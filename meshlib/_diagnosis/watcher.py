@@ -23,23 +23,24 @@ from transport._store.base import Store
 
 _LOGGER = logging.getLogger("meshlib")
 LOST = "was lost: its connection to the store broke"
-BETTER_NEWS_SECONDS = 0.2
+EXPLANATION_SECONDS = 0.2
+"""How long a lost rank is not reported, so that its launcher can publish how it ended."""
 FROM_LAUNCHER_SECONDS = 0.8
 """The same where one launcher started all ranks and serves their store.
 
-That launcher lives as long as the store answers, and will say how a rank ended; on a busy machine,
+That launcher lives as long as the store answers. It publishes how a rank ended; on a busy machine,
 a moment after the rank's connection breaks.
 """
 # Ranks leave together: waking up for each of them would take as many wakeups as ranks.
 LEAVING_SECONDS = 0.01
 
-News = JobEvent | Departures
+JobLogEntry = JobEvent | Departures
 
 
 class Listener(Protocol):
-    """The receiver of a watcher's news."""
+    """Receives the events of a watcher."""
 
-    def hear(self, event: News) -> None:
+    def on_event(self, event: JobLogEntry) -> None:
         """Act on one entry of the job's log."""
         ...
 
@@ -77,16 +78,16 @@ class Watcher:
         """The line that the store's server writes if this rank is gone without ``close``."""
         return RankLost(self._rank, LOST, vague=True).line()
 
-    def take(self, events: Sequence[News]) -> None:
+    def take(self, events: Sequence[JobLogEntry]) -> None:
         """Handle the new ones of ``events``, which are all since the beginning."""
         with self._turn:
             while self._seen < len(events) and not self._closing:
                 self._seen += 1
                 self._handle(events[self._seen - 1])
 
-    def _handle(self, event: News) -> None:
+    def _handle(self, event: JobLogEntry) -> None:
         try:
-            self.listener.hear(event)
+            self.listener.on_event(event)
         except Exception:
             # A rank that misses one event is better than one that misses all later ones.
             _LOGGER.exception("rank %d could not act on %r", self._rank, event)
@@ -100,7 +101,7 @@ class _EventReader(SharedThread[Watcher]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._events: list[News] = []
+        self._events: list[JobLogEntry] = []
         self._offset = 0
 
     def enter(self, user: Watcher, store: Store) -> None:
@@ -111,7 +112,7 @@ class _EventReader(SharedThread[Watcher]):
         log = LogReader(store, EVENTS, parse, self._offset)
         while not ending.is_set():
             read = log.read(3600.0)
-            until = time.monotonic() + _patience()
+            until = time.monotonic() + _explanation_seconds()
             while _unexplained(read) and (left := until - time.monotonic()) > 0:
                 read += log.read(left)
             events = _together(sorted(read, key=_is_vague))
@@ -133,16 +134,16 @@ class _EventReader(SharedThread[Watcher]):
         store.set_will(EVENTS, user.will)
 
 
-def _patience() -> float:
-    """Return how long a launcher is given to say how a process ended."""
+def _explanation_seconds() -> float:
+    """Return how long to wait for the launcher's report of how a process ended."""
     if environment.AGENT_STORE not in os.environ:
-        return 0.0  # another launcher says no more, and may end this rank
+        return 0.0  # another launcher reports nothing, and may end this rank
     alone = os.environ.get(environment.GROUP_WORLD_SIZE, "1") == "1"
-    return FROM_LAUNCHER_SECONDS if alone else BETTER_NEWS_SECONDS
+    return FROM_LAUNCHER_SECONDS if alone else EXPLANATION_SECONDS
 
 
 def _unexplained(events: Sequence[JobEvent]) -> bool:
-    """True if a rank is lost, and no event says how."""
+    """True if a rank is lost and no event has the reason."""
     lost = [event for event in events if isinstance(event, RankLost)]
     return bool({e.rank for e in lost if e.vague} - {e.rank for e in lost if not e.vague})
 
@@ -151,9 +152,9 @@ def _is_vague(event: JobEvent) -> bool:
     return isinstance(event, RankLost) and event.vague
 
 
-def _together(events: Sequence[JobEvent]) -> list[News]:
+def _together(events: Sequence[JobEvent]) -> list[JobLogEntry]:
     """Return ``events`` with successive departures as one."""
-    found: list[News] = []
+    found: list[JobLogEntry] = []
     for _, run in groupby(events, lambda event: isinstance(event, Leave)):
         alike = list(run)
         leaves = [event for event in alike if isinstance(event, Leave)]

@@ -34,7 +34,7 @@ _ERRORS: dict[str, type[DistError]] = {
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of a log; ``kind`` tells what it is."""
+    """One line of a log; ``kind`` is its kind."""
 
     kind: ClassVar[str]
 
@@ -175,19 +175,19 @@ class Watched(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class StackAsked(JobEvent):
-    """``rank`` is asked for the stacks of its threads; ``ticket`` says where the answer goes."""
+class StackRequest(JobEvent):
+    """A request for the stacks of ``rank``'s threads; ``ticket`` names the answer's key."""
 
-    kind: ClassVar[str] = "stack asked"
+    kind: ClassVar[str] = "stack request"
     rank: int
     ticket: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked(JobEvent):
-    """``rank`` asks all ranks to stop at the same step; ``why`` is a signal's name, or a reason."""
+class StopRequest(JobEvent):
+    """``rank`` requests that all ranks stop at one step; ``why`` is a signal's name or a reason."""
 
-    kind: ClassVar[str] = "stop asked"
+    kind: ClassVar[str] = "stop request"
     rank: int
     why: str
 
@@ -224,7 +224,7 @@ class Departures:
         return self._chains.get(group, {})
 
     def without(self, group: str) -> frozenset[int]:
-        """Return those of them that have made no call on ``group``."""
+        """Return the ranks among them without a call on ``group``."""
         return self._strangers.get(group, self.ranks)
 
 
@@ -238,8 +238,8 @@ parse: Parse[
     | Agreed
     | Ready
     | Watched
-    | StackAsked
-    | StopAsked
+    | StackRequest
+    | StopRequest
     | CanStop
 ] = reader_of(
     RankLost,
@@ -251,7 +251,7 @@ parse: Parse[
     Agreed,
     Ready,
     Watched,
-    StackAsked,
-    StopAsked,
+    StackRequest,
+    StopRequest,
     CanStop,
 )

@@ -44,11 +44,11 @@ class LogReader(Generic[T]):
     def read(self, timeout: float) -> list[T]:
         """Return the new entries, after a wait for the first of up to ``timeout`` seconds."""
         try:
-            news = self._store.tail(self._key, self.offset, timeout=timeout)
+            data = self._store.tail(self._key, self.offset, timeout=timeout)
         except StoreTimeoutError:
             return []
-        self.offset += len(news)
-        return [self._parse(line) for line in news.splitlines()]
+        self.offset += len(data)
+        return [self._parse(line) for line in data.splitlines()]
 
 
 def publish(store: Store, event: JobEvent) -> None:
@@ -77,7 +77,7 @@ def register_log(store: Store) -> None:
 
 
 def ended_ranks(store: Store, attempt: str) -> list[int]:
-    """Return the ranks whose programs have ended well, as far as a launcher has published them."""
+    """Return the ranks whose programs have ended well, according to the launchers."""
     store = underlying(store)
     key = f"{ENDED}/{attempt}"
     return [int(line) for line in store.get(key).split()] if store.check([key]) else []
@@ -112,8 +112,8 @@ def last_log(store: Store, attempt: int) -> str | None:
 
 
 def _logs(store: Store, prefix: str = "") -> list[str]:
-    said = store.get(LOGS).decode().split("\n") if store.check([LOGS]) else []
-    return [log for log in dict.fromkeys(said) if log and log.startswith(prefix)]
+    names = store.get(LOGS).decode().split("\n") if store.check([LOGS]) else []
+    return [log for log in dict.fromkeys(names) if log and log.startswith(prefix)]
 
 
 def _lines(events: Sequence[JobEvent]) -> str:

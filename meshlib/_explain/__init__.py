@@ -1,1 +1,1 @@
-"""``meshlib explain``: what a mesh or a plan on it looks like, and a run takes. Starts nothing."""
+"""``meshlib explain``: shows a mesh, a plan on it, or the costs of a run, without starting one."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from meshlib._command_line import USAGE_ERROR, OneLineParser, print_result, say
+from meshlib._command_line import USAGE_ERROR, OneLineParser, print_note, print_result
 from meshlib._did_you_mean import did_you_mean
 
 _GROUP = "meshlib.explanations"
@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     topics = _topics() if name not in _OWN else _OWN
     if name not in topics:
         hint = did_you_mean(name, topics)
-        say("meshlib explain", f"{name!r} is no topic; expected {', '.join(topics)}{hint}")
+        names = ", ".join(topics)
+        print_note("meshlib explain", f"{name!r} is not a topic; expected {names}{hint}")
         return USAGE_ERROR
     topic = _load(topics[name])
     parser = OneLineParser(prog=f"meshlib explain {name}", description=_words(topic))

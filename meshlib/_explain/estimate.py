@@ -14,19 +14,19 @@ from typing import Any, cast
 
 from meshlib._explain.mesh import add_world_size, explain_mesh, needed_ranks, read_mesh
 from meshlib._job.current import current_world
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._mesh.device_mesh import DeviceMesh
 from meshlib._plain_text import columns
 from meshlib._recording.recorder import Record
 from meshlib._trace import GroupInfo
 
 Step = Callable[[], Mapping[str, Any]]
-"""Does one step, and returns what this rank holds at its end: nested arrays, by what they are."""
+"""Does one step, and returns the arrays that this rank holds at its end, nested by purpose."""
 MakeStep = Callable[[Path, DeviceMesh], Step]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says which program, what it runs, on which mesh, and which rank."""
+    """Add the arguments for the program, the mesh and the rank."""
     parser.add_argument(
         "program",
         type=Path,
@@ -48,7 +48,7 @@ def explain(given: argparse.Namespace) -> str:
     size = needed_ranks(config, given.world_size)
     place = explain_mesh(config, size, given.rank)
     if not given.file.is_file():
-        raise ValueError(f"{given.file} is no file; expected the program's config")
+        raise ValueError(f"{given.file} is not a file; expected the program's config")
     make_step = _make_step_of(given.program)
     init_process_group("fake", rank=given.rank, world_size=size)
     try:
@@ -58,7 +58,7 @@ def explain(given: argparse.Namespace) -> str:
 
 
 def _make_step_of(program: Path) -> MakeStep:
-    """Return the function ``make_step`` of a program; raise ValueError where there is none."""
+    """Return the function ``make_step`` of a program; raise ValueError if there is none."""
     sys.path.insert(0, str(program if program.is_dir() else program.parent))  # as Python does
     found = runpy.run_path(str(program), run_name="meshlib._explain").get("make_step")
     if not callable(found):
@@ -68,7 +68,7 @@ def _make_step_of(program: Path) -> MakeStep:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory (bytes) of a step by what it is for, and the rank's calls."""
+    """The memory (bytes) of a step by purpose, and the rank's calls."""
 
     memory: Mapping[str, int]
     calls: Sequence[CountedCalls]
@@ -85,7 +85,7 @@ class Estimate:
 
 
 def estimate(make_step: MakeStep, file: Path, mesh: DeviceMesh) -> Estimate:
-    """Run two steps on this rank, and return what the second one took.
+    """Run two steps on this rank, and return the costs of the second one.
 
     The first one compiles, and tells neighbours the shapes of activations.
     Raises ValueError for a step that returns no dict.
@@ -168,7 +168,7 @@ class _JaxMemory:
         self._most = 0
 
     def at_call(self, _name: str) -> AbstractContextManager[None]:
-        """Look at what is alive: ``Recorder.annotate``."""
+        """Measure the live memory at each call: for ``Recorder.annotate``."""
         alive = {x.unsafe_buffer_pointer(): x.nbytes for x in self._jax.live_arrays()}
         self._most = max(self._most, sum(alive.values()))
         return nullcontext()

@@ -14,7 +14,7 @@ from meshlib._mesh.value import described_ranks
 from meshlib._plain_text import columns
 
 WHOLE_TABLE = 64
-"""Up to so many ranks each has its line; of more, the first and the last few have."""
+"""The most ranks that are all listed; of more, the first and the last few are."""
 
 SHOWN_RANKS = 8
 SHOWN_CHARACTERS = 80

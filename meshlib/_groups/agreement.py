@@ -13,10 +13,10 @@ T = TypeVar("T")
 def gather_or_raise(
     group: ProcessGroup | None, make: Callable[[], T], own: type[Exception] = ValueError
 ) -> list[T]:
-    """Return what ``make()`` returns on each rank of ``group``; None is this process alone.
+    """Return the results of ``make()`` on all ranks of ``group``; None is this process alone.
 
-    Where it raises, all ranks raise that, the others with the number of the rank before it, and as
-    ``own`` where it is no usual kind. The types that are an ``own`` take a message alone.
+    If it raises on a rank, all ranks raise the error. On the others the rank's number stands before
+    its text, and its type is ``own`` unless it is a usual one. ``own`` types take only a message.
     """
     error, mine = None, None
     try:
@@ -24,17 +24,17 @@ def gather_or_raise(
     except Exception as caught:  # noqa: BLE001 (raised below, on all ranks)
         error = caught
         mine = (str(caught), _kind_to_raise(caught, own), None)
-    told: list[Any] = [mine]
+    outcomes: list[Any] = [mine]
     if group is not None:
-        told *= group.size()
-        group.all_gather_object(told, mine)
+        outcomes *= group.size()
+        group.all_gather_object(outcomes, mine)
     if error is not None:
         raise error
-    for place, (message, kind, _) in enumerate(told):
+    for place, (message, kind, _) in enumerate(outcomes):
         if kind is not None:
             rank = group.ranks[place] if group is not None else 0
             raise kind(f"rank {rank}: {message}")
-    return [value for _, _, value in told]
+    return [value for _, _, value in outcomes]
 
 
 def _kind_to_raise(error: Exception, own: type[Exception]) -> type[Exception]:

@@ -1,4 +1,4 @@
-"""Backend names: what ``init_process_group(backend=…)`` accepts, and what each device gets."""
+"""Backend names: the values of ``init_process_group(backend=…)``, and each device's backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEVICES = ("cpu", "cuda")
 FAKE = backends.FAKE
 STAGED = "staged"
 """The backend for arrays on a GPU if a group has none for them. It is always correct."""
-# These take the CPU's transport along, for what they do by way of the host.
+# These take the CPU's transport along, for what they do via the host.
 _WITH_CPU = frozenset({STAGED, "nccl", "cuda_ipc"})
 
 
@@ -58,9 +58,9 @@ class Backend(str):
         """Add a third party's backend: ``func(membership)`` makes its communicators.
 
         ``devices`` (``"cpu"``, ``"cuda"``; default ``("cpu",)``) are the device types whose arrays
-        it takes. ``extended_api`` is accepted for c10d's sake: ``membership`` has everything.
-        Raises ValueError when the name is taken or is none, and for an unknown device, TypeError
-        for a ``func`` that cannot be called.
+        it takes. ``extended_api`` is accepted for compatibility with c10d: ``membership`` has
+        everything. Raises ValueError when the name is taken or is none, and for an unknown device,
+        TypeError for a ``func`` that cannot be called.
         """
         given = (devices,) if isinstance(devices, str) else tuple(devices or ("cpu",))
         strange = [device for device in given if device not in DEVICES]
@@ -87,9 +87,9 @@ def parse_backend(backend: str | None) -> dict[str, str]:
 
     ``None``, ``"auto"`` and ``"gloo"`` mean the default of each device; ``"tcp"`` is used for the
     devices that it supports; ``"cpu:tcp,cuda:nccl"`` says it by device. Every group has one for
-    the CPU. Without one for ``cuda``, arrays on a GPU travel by way of the host and that one. The
-    backend ``"fake"`` is for all devices. Raises ValueError for an unknown name or device, one
-    named twice, and another backend beside ``"fake"``.
+    the CPU. Without one for ``cuda``, arrays on a GPU travel via the host and that one. The backend
+    ``"fake"`` is for all devices. Raises ValueError for an unknown name or device, one named twice,
+    and another backend beside ``"fake"``.
     """
     text = "auto" if backend is None else _check_string(backend).lower()
     if text in ("auto", "undefined", "gloo", "cpu:gloo"):
@@ -119,7 +119,7 @@ def parse_backend(backend: str | None) -> dict[str, str]:
 
 
 def is_fake(chosen: Mapping[str, str]) -> bool:
-    """Return whether the backends ``chosen`` are those of a rank alone."""
+    """Return whether the backends ``chosen`` are for a rank alone."""
     return FAKE in chosen.values()
 
 
@@ -136,7 +136,8 @@ def get_default_backend_for_device(device: str) -> str:
 
 def is_backend_available(backend: str) -> bool:
     """Return whether ``backend`` can be used here: registered (or an alias such as ``gloo``), and
-    what it needs is installed. Case does not matter. Raises ValueError for what is no string.
+    what it needs is installed. Case does not matter. Raises ValueError for a value that is not a
+    string.
     """
     name = _check_string(backend).lower()
     if name in (*_ALIASES, "auto"):
@@ -148,7 +149,7 @@ def make_device_communicator(membership: Membership, name: str, cpu: str | None)
     """Make the communicator of the backend ``name``, for arrays on a GPU.
 
     ``cpu`` is the group's backend for the CPU, or None. The communicator takes ``DeviceFlat``,
-    which is what the adapter makes of arrays on a GPU.
+    as the adapter makes them of arrays on a GPU.
     """
     factory: Any = backends.lookup(name).load()
     if name in _WITH_CPU and cpu is not None:

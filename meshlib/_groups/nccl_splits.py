@@ -1,6 +1,6 @@
 """Groups whose NCCL communicators are split from an existing group's.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 NCCL connects a new communicator from nothing: members exchange addresses, and each pair connects.
 In NCCL 2.18, ``ncclCommSplit`` reuses a communicator's connections, but all of its members must
@@ -20,10 +20,10 @@ import numpy as np
 from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
 from transport._cuda.driver import Driver
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 if TYPE_CHECKING:

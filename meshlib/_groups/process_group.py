@@ -1,4 +1,4 @@
-"""``ProcessGroup``: a set of ranks, and what they do together."""
+"""``ProcessGroup``: a set of ranks and its collectives."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from meshlib._calls.call_queue import CallQueue
 from meshlib._calls.context import RankContext
 from meshlib._calls.members import Members
 from meshlib._collectives.collectives import Collectives
-from transport._deadline import Timeout
 from transport._errors import DistBackendError
 from transport._operands.compression import Compression
 from transport._store.base import Store
+from transport._waiting.deadline import Timeout
 
 
 class ProcessGroup(Collectives):
-    """A set of ranks, and what they do together.
+    """A set of ranks, and its collectives.
 
     Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
-    is no member, ``rank()`` is -1 and every call returns None.
+    is not a member, ``rank()`` is -1 and every call returns None.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ProcessGroup(Collectives):
         return self
 
     def rank(self) -> int:
-        """Return this rank's place in the group, -1 if it is no member."""
+        """Return this rank's place in the group, -1 if it is not a member."""
         return self._members.rank()
 
     def size(self) -> int:
@@ -85,7 +85,7 @@ class ProcessGroup(Collectives):
     def set_timeout(self, timeout: Timeout) -> None:
         """Set the deadline of calls that bring none of their own: seconds or a timedelta.
 
-        Raises ValueError for a negative one, TypeError for what is no number.
+        Raises ValueError for a negative one, TypeError for a value that is not a number.
         """
         self._members.set_timeout(timeout)
 
@@ -97,10 +97,10 @@ class ProcessGroup(Collectives):
         """Return this group's own part of the job's store, for the user's keys.
 
         Waits on it end when the group breaks: with ``RankFailedError`` when a member is lost.
-        Raises ValueError on a rank that is no member, and after the group was destroyed.
+        Raises ValueError on a rank that is not a member, and after the group was destroyed.
         """
         if self.rank() < 0:
-            raise ValueError(f"rank {self.global_rank} is no member of {self}")
+            raise ValueError(f"rank {self.global_rank} is not a member of {self}")
         return self._call_queue.state.users_store()
 
     def __repr__(self) -> str:
@@ -115,4 +115,4 @@ class ProcessGroup(Collectives):
         for queue in self._call_queue.with_derived():
             message = f"{queue} was aborted by rank {self.global_rank}: {reason}"
             queue.failure.fail_everywhere(DistBackendError(message))
-            queue.failure.note_told()
+            queue.failure.mark_reported()

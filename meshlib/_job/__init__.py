@@ -1,1 +1,1 @@
-"""The World of a rank: how it begins and ends, and what it holds."""
+"""The World of a rank: its beginning, its contents and its end."""

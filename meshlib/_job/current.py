@@ -55,7 +55,7 @@ def derived_group(group: ProcessGroup, purpose: str, desc: str = "") -> ProcessG
     For calls that come in an order of their own. There is one for each purpose, with the backends
     and the deadline of ``group``; it is closed and aborted with ``group``, and its failures are its
     own. Making it costs no message. ``desc`` is its name in messages. Raises ValueError after
-    ``group`` was destroyed, and on a rank that is no member.
+    ``group`` was destroyed, and on a rank that is not a member.
     """
     return world_of(group).registry.derived_group(group, purpose, desc)
 

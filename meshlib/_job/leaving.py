@@ -40,7 +40,7 @@ def chains(groups: Iterable[GroupState], joined: Iterable[str]) -> dict[str, Cha
     return {group_id: whole.get(group_id) for group_id in sorted(joined)}
 
 
-def say_goodbye(
+def announce_departure(
     store: Store, rank: int, found: Chains, groups: Iterable[GroupState], records: FlightRecorder
 ) -> bool:
     """Tell the others that ``rank`` leaves after the calls ``found``; False without the store."""
@@ -50,7 +50,7 @@ def say_goodbye(
         if found.get(group.members.id) and len(group.members.ranks) > 1
     }
     with suppress(DistStoreError):
-        store = store.with_patience(PARTING_SECONDS)
+        store = store.with_grace(PARTING_SECONDS)
         if mine:
             put_last_calls(store, rank, mine, records.records())
         publish(store, Leave(rank, found))
@@ -64,7 +64,7 @@ def count_out(store: Store, size: int, lost: int, linger: float) -> None:
     The rank that serves the store waits for all to be gone, at most ``linger`` seconds.
     """
     with suppress(DistStoreError):
-        store = store.with_patience(PARTING_SECONDS)
+        store = store.with_grace(PARTING_SECONDS)
         if store.add("left", 1) + lost >= size:
             store.set("all-left", b"1")
         elif store.serves and not lost:
@@ -77,17 +77,17 @@ def find_mismatch(
     found: Chains,
     left: Sequence[Departures],
     records: FlightRecorder,
-    told: Collection[str] = (),
+    reported: Collection[str] = (),
 ) -> DistError | None:
     """Return the error of the first group whose members have left after different calls.
 
-    ``left`` has the calls of the ranks that left before this one. ``told`` has the messages of
+    ``left`` has the calls of the ranks that left before this one. ``reported`` has the messages of
     errors that were raised already: one mismatch may have broken several groups. If one rank made
     more calls than another, the calls that both made are compared.
     """
     for group in groups:
         failure = group.await_failure(0)
-        if isinstance(failure, CollectiveMismatchError) and str(failure) not in told:
+        if isinstance(failure, CollectiveMismatchError) and str(failure) not in reported:
             return failure
         members = group.members
         mine = found.get(members.id)

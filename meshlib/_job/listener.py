@@ -1,4 +1,4 @@
-"""``FailureListener``: acts on what the job's log says of other ranks."""
+"""``FailureListener``: handles the job's log entries about other ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from meshlib._calls.failures.messages import end_of_server
 from meshlib._calls.failures.statements import Statement
-from meshlib._diagnosis.watcher import News
+from meshlib._diagnosis.watcher import JobLogEntry
 from meshlib._events.events import (
     Abort,
     Agreed,
@@ -19,15 +19,15 @@ from meshlib._events.events import (
     RankLost,
     Ready,
     Refused,
-    StackAsked,
-    StopAsked,
+    StackRequest,
+    StopRequest,
     Watched,
 )
 from meshlib._events.log import answer_key
 from meshlib._job.meeting import call_off
 from meshlib._job.membership import JobMembership
-from meshlib._job.progress import ProgressReporter
 from meshlib._job.registry import GroupRegistry
+from meshlib._job.reporting.progress import ProgressReporter
 from meshlib._job.stopping import StopAgreement
 from meshlib._recording.recorder import FlightRecorder
 from transport._errors import DistError, DistStoreError, RankFailedError
@@ -37,8 +37,8 @@ from transport._store.base import Store
 class FailureListener:
     """Listens for the rank of ``membership``, whose groups are in ``registry``.
 
-    The watcher calls ``hear`` and ``on_store_lost``, any thread the other methods. ``as_launched``:
-    the ranks have the numbers that the launcher gave them.
+    The watcher calls ``on_event`` and ``on_store_lost``, any thread the other methods.
+    ``as_launched``: the ranks have the numbers that the launcher gave them.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class FailureListener:
         self._as_launched = as_launched
         self._lock = threading.Lock()
         self._users_stores: tuple[Store, ...] = ()
-        # Each with the ranks whose ends it was told.
+        # Each with the ranks whose ends were reported to it.
         self._exit_listeners: tuple[tuple[Callable[[int, str], None], set[int]], ...] = ()
 
-    # ------------------------------------------------------------------ news
+    # ------------------------------------------------------------------ events
 
-    def hear(self, event: News) -> None:
+    def on_event(self, event: JobLogEntry) -> None:
         """Act on one entry of the job's log."""
         match event:
             case Query():
@@ -89,7 +89,7 @@ class FailureListener:
                 self._registry.do_without(event)
                 self._stopping.settle()
                 if self._exit_listeners:
-                    self._tell_of_exits(dict.fromkeys(event.ranks, "has left the job"))
+                    self._notify_exits(dict.fromkeys(event.ranks, "has left the job"))
                 if self._rank in event.ranks:
                     self.left.set()
             case RankLost(rank, how) if rank != self._rank:
@@ -102,10 +102,10 @@ class FailureListener:
                     self._registry.end_all(f"rank {self._rank} was left out of {name} of the job")
             case Ready(rank):
                 self._membership.note_waiting(rank)
-            case Watched() | StackAsked():
-                self._progress.hear(event)
-            case StopAsked() | CanStop():
-                self._stopping.hear(event)
+            case Watched() | StackRequest():
+                self._progress.on_request(event)
+            case StopRequest() | CanStop():
+                self._stopping.on_event(event)
             case _:
                 pass
 
@@ -119,7 +119,7 @@ class FailureListener:
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
-        # Before the groups: a group that is made meanwhile asks the membership.
+        # Before the groups: a group that is made meanwhile looks at the membership.
         self._membership.note_lost(rank, error)
         self._registry.lose(rank, error)
         self._stopping.settle()
@@ -128,7 +128,7 @@ class FailureListener:
         for store in stores:
             store.end_waits(error, self)
         self.lost.set()
-        self._tell_of_exits({rank: how})
+        self._notify_exits({rank: how})
         with suppress(DistStoreError):
             call_off(self._store)
 
@@ -136,9 +136,9 @@ class FailureListener:
         group = self._registry.get(query.group)
         reached, ranks = (0, ()) if group is None else (group.state.order.sequence, group.ranks)
         records = self._recorder.records()
-        said = Statement.of(self._rank, records, self._main_thread, query, reached, ranks)
+        statement = Statement.of(self._rank, records, self._main_thread, query, reached, ranks)
         with suppress(DistStoreError):
-            self._store.set(answer_key(query.ticket, self._rank), said.pack())
+            self._store.set(answer_key(query.ticket, self._rank), statement.pack())
 
     # ------------------------------------------------------------------ subscribers
 
@@ -149,15 +149,15 @@ class FailureListener:
         lost = next(iter(self._membership.lost.values()), None)
         store.end_waits(lost, self)
 
-    def on_exit(self, tell: Callable[[int, str], None]) -> None:
-        """Call ``tell(rank, how)`` for each other rank that is gone, lost or in good order.
+    def on_exit(self, callback: Callable[[int, str], None]) -> None:
+        """Call ``callback(rank, how)`` for each other rank that is gone, lost or in good order.
 
         At once for the ranks that are known to be gone, later from the watcher's thread. ``how``
         completes "rank 1 …".
         """
         with self._lock:
-            self._exit_listeners = (*self._exit_listeners, (tell, set()))
-        self._tell_of_exits(self.exits())
+            self._exit_listeners = (*self._exit_listeners, (callback, set()))
+        self._notify_exits(self.exits())
 
     def exits(self) -> dict[int, str]:
         """Return how the other ranks ended that are known to be gone: "rank 1 …"."""
@@ -167,18 +167,18 @@ class FailureListener:
         exits.pop(self._rank, None)
         return exits
 
-    def _tell_of_exits(self, exits: Mapping[int, str]) -> None:
-        for tell, known in self._exit_listeners:
+    def _notify_exits(self, exits: Mapping[int, str]) -> None:
+        for callback, known in self._exit_listeners:
             with self._lock:
-                news = [rank for rank in exits if rank != self._rank and rank not in known]
-                known.update(news)
-            for rank in news:
-                tell(rank, exits[rank])
+                unseen = [rank for rank in exits if rank != self._rank and rank not in known]
+                known.update(unseen)
+            for rank in unseen:
+                callback(rank, exits[rank])
 
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Let go of the user's stores: the job has ended here."""
+        """Release the user's stores: the job has ended here."""
         for store in self._users_stores:
             store.end_waits(None, self)
 

@@ -1,4 +1,4 @@
-"""The beginning of a job: every rank says where it runs, and waits until all have come."""
+"""The beginning of a job: every rank says where it runs, and waits until all have arrived."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from meshlib._events.events import RankEnded
 from meshlib._events.log import ended_ranks, publish, register_log
 from meshlib._plain_text import first_of
 from transport import _environment as environment
-from transport._deadline import Deadline
 from transport._errors import DistStoreError
 from transport._place import Place, this_place
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
 _ALL_HERE = "all-here"
 """The key that ends the meeting: ``1``, ``lost``, or why the ranks wait in vain."""
@@ -39,38 +39,38 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
     if arrived == 1:
         register_log(store)
         if as_launched:
-            _tell_of_the_ended(store, size)
+            _publish_ended(store, size)
     try:
         if arrived == size:
-            said = store.compare_set(_ALL_HERE, "", b"1")
+            answer = store.compare_set(_ALL_HERE, "", b"1")
         else:
-            said = store.get(_ALL_HERE, timeout=deadline.remaining())
+            answer = store.get(_ALL_HERE, timeout=deadline.remaining())
     except DistStoreError as error:
         missing = [r for r in range(size) if not store.check([_place_key(r)])]
         text = (
             f"rank {rank} waited {deadline.seconds:g} s for {size} ranks at "
             f"{store.describe()}: [{first_of(missing)}] have not come"
         )
-        # Without this rank the others wait in vain, and it may serve their store.
+        # The others would wait in vain for this rank, and it may serve their store.
         call_off(store, text)
         raise DistStoreError(text) from error
-    if said not in (b"1", LOST.encode()):
-        raise DistStoreError(f"rank {rank} stopped waiting: {said.decode()}")
-    return said == b"1"
+    if answer not in (b"1", LOST.encode()):
+        raise DistStoreError(f"rank {rank} stopped waiting: {answer.decode()}")
+    return answer == b"1"
 
 
 def call_off(store: Store, why: str = LOST) -> None:
-    """Tell the ranks that wait for all to come, now or later, that they wait in vain."""
+    """End the wait for all ranks to arrive, on the ranks that wait now or later."""
     store.compare_set(_ALL_HERE, "", why)
 
 
 def join(store: Store, rank: int) -> None:
-    """Come to a job that has begun without ``rank``, and does not wait for it."""
+    """Join a job that has begun without ``rank`` and does not wait for it."""
     store.multi_set([_place_key(rank), status_key(rank)], [this_place().encode(), b""])
 
 
 def places_of(store: Store, ranks: Sequence[int]) -> list[Place]:
-    """Return where ``ranks`` run, who have come."""
+    """Return the places of ``ranks``, all of which have arrived."""
     return [Place.decode(data) for data in store.multi_get([_place_key(rank) for rank in ranks])]
 
 
@@ -80,25 +80,25 @@ def _place_key(rank: int) -> str:
 
 def server_of(store: Store) -> int | None:
     """Return the rank that serves ``store``, if a rank does."""
-    # A rank that serves the store says so before it arrives.
-    said = store.compare_set(_SERVER, "", _NOBODY)
-    return None if said == _NOBODY else int(said)
+    # A rank that serves the store registers before it arrives.
+    answer = store.compare_set(_SERVER, "", _NOBODY)
+    return None if answer == _NOBODY else int(answer)
 
 
 def _agree_on_size(store: Store, rank: int, size: int) -> None:
     first = store.compare_set(_SIZE, "", f"{size} {rank}").decode().split()
-    other, told = int(first[0]), int(first[1])
+    other, first_rank = int(first[0]), int(first[1])
     if other != size:
         text = (
-            f"the ranks at {store.describe()} do not agree on the world size: rank {told} was told "
-            f"that there are {other} ranks, rank {rank} that there are {size}"
+            f"the ranks at {store.describe()} do not agree on the world size: rank"
+            f" {first_rank} expects {other} ranks, rank {rank} expects {size}"
         )
         call_off(store, text)
         raise DistStoreError(text)
 
 
-def _tell_of_the_ended(store: Store, size: int) -> None:
-    """Publish the ranks that had ended before any rank came."""
+def _publish_ended(store: Store, size: int) -> None:
+    """Publish the ranks that had ended before any rank arrived."""
     for rank in ended_ranks(store, os.environ.get(environment.RESTART_COUNT, "0")):
         if rank < size and not store.check([_place_key(rank)]):
             publish(store, RankEnded(rank))

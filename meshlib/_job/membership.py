@@ -3,8 +3,8 @@
 A rank's *identity* is its global rank: given once, to one process, and never to another one. Its
 *place* is its index among the members of the present *epoch*. An epoch begins with the job, and
 whenever the members have agreed (``meshlib._job.continuing.agreement``) on other members: some are
-lost, some have come. Groups, meshes and messages name identities, so that a statement about a rank
-stays true. A replacement has an identity of its own.
+lost, some have arrived. Groups, meshes and messages name identities, so that a statement about a
+rank stays true. A replacement has an identity of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from meshlib._events.events import Departures
 from transport._errors import DistError
-from transport._interrupts import Condition
+from transport._waiting.interrupts import Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class JobMembership:
         self.epoch: Epoch = Epoch(0, (rank,) if joining else range(size))
         self.known: int = max(rank + 1, size)
         """All known identities are below this number."""
-        self._news = Condition()
+        self._changed = Condition()
         self._lost: dict[int, DistError] = {}
         self.left: frozenset[int] = frozenset(set(range(size)) - {rank} if alone else ())
         """The ranks that have left in good order."""
@@ -69,7 +69,7 @@ class JobMembership:
     def whole(self) -> Sequence[int]:
         """The ranks of a mesh over the whole job: a range if they are all ranks from 0 on.
 
-        For a rank that has come later, they are the ranks that began the job.
+        For a rank that has arrived later, they are the ranks that began the job.
         """
         members = self.epoch.members
         if self.joining or isinstance(members, range):
@@ -80,24 +80,24 @@ class JobMembership:
     @property
     def lost(self) -> Mapping[int, DistError]:
         """The lost ranks, with the errors that broke their groups."""
-        with self._news:
+        with self._changed:
             return dict(self._lost)
 
     @property
     def waiting(self) -> tuple[int, ...]:
         """The ranks that wait for a place, in the order of their arrival."""
-        with self._news:
+        with self._changed:
             gone = self._lost.keys() | self.left | set(self.epoch.members)
             return tuple(rank for rank in self._waiting if rank not in gone)
 
     def failure_of(self, ranks: Collection[int]) -> DistError | None:
         """Return the error of the first lost rank of ``ranks``."""
-        with self._news:
+        with self._changed:
             return next((error for rank, error in self._lost.items() if rank in ranks), None)
 
     def agreed(self, name: str) -> str | None:
         """Return the result of the agreement ``name``, None if there is none yet."""
-        with self._news:
+        with self._changed:
             return self._agreed.get(name)
 
     def is_left_out(self, name: str, text: str) -> bool:
@@ -110,7 +110,7 @@ class JobMembership:
     @property
     def latest(self) -> int:
         """The number of the last epoch that was agreed on, with this rank or without."""
-        with self._news:
+        with self._changed:
             return max(self._epochs, default=0)
 
     def call(self) -> tuple[int, str] | None:
@@ -118,7 +118,7 @@ class JobMembership:
 
         None unless it is after the present epoch and has this rank as a member.
         """
-        with self._news:
+        with self._changed:
             number = max(self._epochs, default=0)
             if number <= self.epoch.number or self.rank not in self._epochs[number]:
                 return None
@@ -135,62 +135,62 @@ class JobMembership:
         return all(rank in self._lost for rank in self._last_members())
 
     def _last_members(self) -> Sequence[int]:
-        with self._news:
+        with self._changed:
             number = max(self._epochs, default=0)
             return self._epochs.get(number, range(self.launched))
 
-    def wait_for_news(self, due: Callable[[], object], timeout: float) -> bool:
+    def wait_for_change(self, due: Callable[[], object], timeout: float) -> bool:
         """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.
 
         ``due`` is called again whenever something was noted here.
         """
-        with self._news:
-            return bool(self._news.wait_for(due, timeout))
+        with self._changed:
+            return bool(self._changed.wait_for(due, timeout))
 
     # ------------------------------------------------------------------ news
 
     def note_lost(self, rank: int, error: DistError) -> None:
         """Note that ``rank`` is gone: ``error`` says how. The first error stays."""
-        with self._news:
+        with self._changed:
             self._lost.setdefault(rank, error)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def note_departures(self, departures: Departures) -> None:
         """Note that ranks have left in good order."""
-        with self._news:
+        with self._changed:
             self.departures = (*self.departures, departures)
             self.left |= departures.ranks
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def note_waiting(self, rank: int) -> None:
         """Note that ``rank`` waits for a place."""
-        with self._news:
+        with self._changed:
             self._waiting[rank] = None
             self.known = max(self.known, rank + 1)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def note_agreed(self, name: str, text: str) -> None:
         """Note the result of an agreement."""
         number = epoch_number(name)
-        with self._news:
+        with self._changed:
             if number is not None and text != "null":
                 self._epochs[number] = tuple(json.loads(text)["members"])
             self._agreed[name] = text
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def begin(self, epoch: Epoch, *, joining: bool = False) -> None:
         """Make ``epoch`` the present one; ``joining``: this rank alone, without a place."""
-        with self._news:
+        with self._changed:
             self.epoch = epoch
             self.joining = joining
             self.known = max(self.known, *(rank + 1 for rank in epoch.members))
             for rank in epoch.members:
                 self._waiting.pop(rank, None)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def end_in_a_fork(self) -> None:
         """Be usable in a fork of this rank's process."""
-        self._news = Condition()  # threads that did not come along may have held it
+        self._changed = Condition()  # threads that did not come along may have held it
 
 
 _EPOCH = "epoch/"

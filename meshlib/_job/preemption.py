@@ -13,7 +13,7 @@ from meshlib._job.world import World
 from transport._checks import to_whole_number
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""The signals by which engines and launchers say that a job will have to end."""
+"""The signals by which engines and launchers announce the end of a job."""
 
 
 def should_stop(step: int) -> bool:
@@ -45,11 +45,11 @@ def request_stop(reason: str = "request_stop()") -> None:
     """Have the next ``should_stop`` of this rank ask all ranks to stop.
 
     For a program with a signal handler of its own, which may call this, and for other reasons to
-    stop: a time limit, a file. Any thread. Raises TypeError unless ``reason`` is a str.
+    stop: a time limit, a file. Thread-safe. Raises TypeError unless ``reason`` is a str.
     """
     if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"reason must be a str, got {reason!r}")
-    _world().stopping.ask(reason)
+    _world().stopping.request(reason)
 
 
 def _world() -> World:
@@ -83,7 +83,7 @@ class StopSignals:
                     signal.signal(number, signal.SIG_DFL)
 
     def _note(self, number: int, _: FrameType | None) -> Any:
-        self._agreement.ask(signal.Signals(number).name)
+        self._agreement.request(signal.Signals(number).name)
 
 
 def _in_main_thread() -> bool:

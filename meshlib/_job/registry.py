@@ -1,4 +1,4 @@
-"""``GroupRegistry``: the groups that one rank has made, by their ids, and what ended them."""
+"""``GroupRegistry``: the groups that one rank has made, by their ids, and how they ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.membership import JobMembership
 from meshlib._plain_text import first_of
 from transport._checks import to_whole_numbers
-from transport._deadline import Timeout, to_seconds
 from transport._errors import DistBackendError, DistError
 from transport._operands.compression import Compression
+from transport._waiting.deadline import Timeout, to_seconds
 
 
 class GroupRegistry:
@@ -67,7 +67,7 @@ class GroupRegistry:
         the same place, so members agree on the next group without a message.
 
         Costs no message: members find each other at the first call. Raises ValueError for ranks
-        that are no ranks, appear twice, or do not include this one.
+        that are not ranks, appear twice, or do not include this one.
         """
         members = self.check_ranks(ranks)
         if self._context.rank not in members:
@@ -86,8 +86,8 @@ class GroupRegistry:
                     return last
                 queue.release()
                 count += 1
-            told = f"{options}{self._epoch}" + (f" after {count}" if count else "")
-            group_id = _group_id("mesh", members, told)
+            rest = f"{options}{self._epoch}" + (f" after {count}" if count else "")
+            group_id = _group_id("mesh", members, rest)
             group = self._group(group_id, members, chosen, seconds, desc, compression=compression)
             self._interned[key] = count, group
         return group
@@ -96,7 +96,7 @@ class GroupRegistry:
         """See ``meshlib.extend.derived_group``."""
         queue = call_queue_of(base)
         if base.rank() < 0:
-            raise ValueError(f"rank {base.global_rank} is no member of {base}")
+            raise ValueError(f"rank {base.global_rank} is not a member of {base}")
         group_id = _group_id(purpose, base.ranks, f"{base.id}{self._epoch}")
         with self._interning:
             if queue.state.destroyed:
@@ -123,7 +123,7 @@ class GroupRegistry:
         """Return a new group of ``ranks`` (all by default), distinct from all others.
 
         Members make their groups of the same ranks in the same order. Nothing else is required. A
-        rank outside need not call; if it does, it gets a group of which it is no member.
+        rank outside need not call; if it does, it gets a group of which it is not a member.
         """
         members = self.check_ranks(self._membership.epoch.members if ranks is None else ranks)
         if sort:
@@ -132,8 +132,8 @@ class GroupRegistry:
         seconds = self._timeout if timeout is None else to_seconds(timeout)
         with self._lock:
             count = self._made[members] = self._made.get(members, 0) + 1
-        told = f"{count}{self._epoch}" + (f" {compression}" if compression else "")
-        group_id = _group_id("new", members, told)
+        rest = f"{count}{self._epoch}" + (f" {compression}" if compression else "")
+        group_id = _group_id("new", members, rest)
         return self._group(group_id, members, chosen, seconds, desc, compression=compression)
 
     def agreed_group(
@@ -217,7 +217,7 @@ class GroupRegistry:
             return list(self._groups.values())
 
     def queues(self) -> list[CallQueue]:
-        """Return the call queues of the groups, that of the default group first."""
+        """Return the call queues of the groups, the default group's first."""
         return [call_queue_of(group) for group in self.all()]
 
     def forget(self, group: ProcessGroup) -> None:
@@ -257,10 +257,10 @@ class GroupRegistry:
         with self._lock:
             self._refusals.setdefault(refusal.group, []).append(refusal)
         if (queue := self.get(refusal.group)) is not None:
-            queue.failure.hear_refusal(refusal)
+            queue.failure.on_refusal(refusal)
 
     def lose(self, rank: int, error: DistError) -> None:
-        """Break the groups of ``rank``, whose loss ``membership`` has noted."""
+        """Break the groups of the lost ``rank``, which ``membership`` has noted."""
         for queue in self.queues():
             if rank in queue.ranks:
                 queue.failure.fail(error)
@@ -317,11 +317,11 @@ class GroupRegistry:
         self._context.log.info(
             "%s has id %s, backends %s, timeout %g s", group, group_id, chosen, seconds
         )
-        self._tell_news(queue)
+        self._catch_up(queue)
         return group
 
-    def _tell_news(self, queue: CallQueue) -> None:
-        """Tell a new group the news that came before it."""
+    def _catch_up(self, queue: CallQueue) -> None:
+        """Pass on to a new group the failures, refusals and departures from before it."""
         group_id, failure = queue.members.id, queue.failure
         with self._lock:
             known = self._failures.get(group_id) or self._membership.failure_of(queue.ranks)
@@ -329,7 +329,7 @@ class GroupRegistry:
         if known is not None:
             failure.fail(known)
         for refusal in refusals:
-            failure.hear_refusal(refusal)
+            failure.on_refusal(refusal)
         for left in self._membership.departures:
             failure.do_without(left)
 

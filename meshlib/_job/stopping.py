@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from meshlib._events.events import CanStop, StopAsked
+from meshlib._events.events import CanStop, StopRequest
 from meshlib._events.log import publish
 from meshlib._job.membership import JobMembership
 from transport._errors import DistBackendError, DistError, DistStoreError
-from transport._interrupts import Condition
 from transport._store.base import Store
+from transport._waiting.interrupts import Condition
 
 _LOGGER = logging.getLogger("meshlib")
 
@@ -23,40 +23,40 @@ _LOGGER = logging.getLogger("meshlib")
 class StopAgreement:
     """The part of the rank of ``membership``. ``timeout`` bounds its wait for the others, seconds.
 
-    The watcher calls ``hear``, ``settle`` and ``on_store_lost``.
+    The watcher calls ``on_event``, ``settle`` and ``on_store_lost``.
     """
 
     def __init__(self, store: Store, membership: JobMembership, timeout: float) -> None:
         self._store = store
         self._membership = membership
         self._timeout = timeout
-        self._news = Condition()
+        self._changed = Condition()
         self._why: str | None = None
-        self._has_asked = False
-        self._asked: StopAsked | None = None
+        self._has_requested = False
+        self._request: StopRequest | None = None
         self._earliest = 0
         self._answers: dict[int, int] = {}
         self._stop_at: int | None = None
         self._store_error: DistError | None = None
 
-    def ask(self, why: str) -> None:
-        """Have the next ``should_stop`` of this rank ask all ranks to stop. Takes no lock."""
+    def request(self, why: str) -> None:
+        """Have the next ``should_stop`` of this rank request a stop of all ranks. Takes no lock."""
         self._why = self._why or why
 
     def should_stop(self, step: int) -> bool:
         """See ``meshlib.should_stop``."""
-        with self._news:
-            asks = self._asked is None and self._why is not None and not self._has_asked
-            if self._asked is None:
+        with self._changed:
+            requests = self._request is None and self._why is not None and not self._has_requested
+            if self._request is None:
                 self._earliest = step if self._why is not None else step + 1
                 if self._why is None:
                     return False
-            self._has_asked = self._has_asked or asks
-        if asks:
-            publish(self._store, StopAsked(self._membership.rank, self._why or ""))
-        with self._news:
-            # The others' watchers answer at once; nobody has to reach a step for it.
-            self._news.wait_for(self._is_over, self._timeout)
+            self._has_requested = self._has_requested or requests
+        if requests:
+            publish(self._store, StopRequest(self._membership.rank, self._why or ""))
+        with self._changed:
+            # The others' watchers answer at once, whatever step their ranks have reached.
+            self._changed.wait_for(self._is_over, self._timeout)
             if self._stop_at is None:
                 raise self._failure(step)
             return step >= self._stop_at
@@ -79,43 +79,43 @@ class StopAgreement:
         gone = self._membership.lost.keys() | self._membership.left
         return [r for r in self._membership.epoch.members if r not in gone | self._answers.keys()]
 
-    # ------------------------------------------------------------------ news
+    # ------------------------------------------------------------------ events
 
-    def hear(self, event: StopAsked | CanStop) -> None:
+    def on_event(self, event: StopRequest | CanStop) -> None:
         """Act on an entry of the job's log."""
         if isinstance(event, CanStop):
-            with self._news:
+            with self._changed:
                 self._answers.setdefault(event.rank, event.step)
             self.settle()
             return
-        with self._news:
-            if self._asked is not None:
+        with self._changed:
+            if self._request is not None:
                 return
-            self._asked = event
+            self._request = event
             mine = self._earliest
         with suppress(DistStoreError):  # on_store_lost follows
             publish(self._store, CanStop(self._membership.rank, mine))
 
     def settle(self) -> None:
         """Find the step, if all ranks have answered that are still in the job."""
-        with self._news:
-            if self._asked is None or self._stop_at is not None or self._missing():
+        with self._changed:
+            if self._request is None or self._stop_at is not None or self._missing():
                 return
             self._stop_at = max(self._answers.values(), default=0)
-            self._news.notify_all()
+            self._changed.notify_all()
         _LOGGER.info(
-            "rank %d has asked all ranks to stop (%s): they do at step %d",
-            self._asked.rank,
-            self._asked.why,
+            "rank %d has requested a stop (%s): all ranks stop at step %d",
+            self._request.rank,
+            self._request.why,
             self._stop_at,
         )
 
     def on_store_lost(self, error: DistError | None) -> None:
-        """End the wait for answers that cannot come."""
-        with self._news:
+        """End the wait for answers, which cannot arrive any more."""
+        with self._changed:
             self._store_error = error or DistStoreError("it was closed")
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def end_in_a_fork(self) -> None:
         """Be usable in a fork of this rank's process."""
-        self._news = Condition()
+        self._changed = Condition()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from meshlib._calls.call_queue import DRAIN_SECONDS
 from meshlib._calls.context import Observer
-from meshlib._calls.failures.reporter import NEWS_SECONDS
+from meshlib._calls.failures.reporter import REASON_SECONDS
 from meshlib._calls.members import Members
 from meshlib._calls.state import GroupState
 from meshlib._diagnosis.stalls import StallDetector
@@ -24,13 +24,13 @@ from meshlib._events.events import RankLost
 from meshlib._events.log import publish
 from meshlib._groups.backend import STAGED, make_device_communicator
 from meshlib._groups.process_group import ProcessGroup
-from meshlib._job.flight_record import FlightRecord
-from meshlib._job.leaving import chains, count_out, find_mismatch, say_goodbye
+from meshlib._job.leaving import announce_departure, chains, count_out, find_mismatch
 from meshlib._job.listener import FailureListener
 from meshlib._job.meeting import join, meet, places_of, server_of
 from meshlib._job.membership import Epoch, JobMembership
-from meshlib._job.progress import ProgressReporter
 from meshlib._job.registry import GroupRegistry
+from meshlib._job.reporting.flight_record import FlightRecord
+from meshlib._job.reporting.progress import ProgressReporter
 from meshlib._job.stopping import StopAgreement
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import FlightRecorder, capacity_from_environment
@@ -38,13 +38,13 @@ from transport import _environment as environment
 from transport._communicators import backends
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import DistBackendError, DistError, DistStoreError
-from transport._interrupts import sliced
 from transport._net.fork import in_forked_children, refusal
 from transport._place import Place
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import sliced
 
 DEFAULT_TIMEOUT = 1800.0
 """The default deadline of calls in seconds, as in c10d."""
@@ -61,7 +61,7 @@ _IN_A_FORK = (
 
 
 class _EnteredMeshes(threading.local):
-    """The meshes whose ``with`` blocks each thread is in, the innermost last."""
+    """The meshes of the calling thread's ``with`` blocks, the innermost last."""
 
     def __init__(self) -> None:
         self.meshes: list[Any] = []
@@ -160,8 +160,8 @@ class World:
     def join(self) -> Self:
         """Meet the other ranks, make the default group, and return this World.
 
-        Raises ``DistStoreError`` with the ranks that have not come in ``timeout`` seconds, and
-        ``RankFailedError`` for one that was lost before all had come; the World is then closed.
+        Raises ``DistStoreError`` with the ranks that have not arrived in ``timeout`` seconds, and
+        ``RankFailedError`` for one that was lost before all had arrived; the World is then closed.
         """
         with ExitStack() as undo:
             undo.callback(self.store.close)
@@ -184,7 +184,7 @@ class World:
             self.listener.server = server_of(self.store)
             return
         # Another rank's watcher may have been faster than this one's.
-        sliced(self.listener.lost.wait, NEWS_SECONDS)
+        sliced(self.listener.lost.wait, REASON_SECONDS)
         lost = next(iter(self.membership.lost.values()), None)
         raise lost or DistBackendError("a rank was lost before all had come")
 
@@ -222,7 +222,7 @@ class World:
     def make_communicator(self, group: Members, device: str) -> Communicator:
         """Make the communicator of ``group`` for arrays on ``device``.
 
-        Without a backend for that device they travel by way of the host and the CPU's backend.
+        Without a backend for that device they travel via the host and the CPU's backend.
         """
         self._joined.add(group.id)
         name = group.backends.get(device, STAGED)
@@ -291,12 +291,12 @@ class World:
             self.rpc.close()
         queues = self.registry.queues()
         groups = [queue.state for queue in queues]
-        told = {str(group.error) for group in groups if group.retired}
+        reported = {str(group.error) for group in groups if group.retired}
         for queue in reversed(queues):
             queue.close(drain)
-        mismatch = self._take_leave(groups, told)
+        mismatch = self._take_leave(groups, reported)
         if self.flight_record.trouble is not None:
-            self.flight_record.write_if_asked()
+            self.flight_record.write_if_requested()
         lost = len(self.membership.lost)
         self.registry.clear()
         if self._stalls is not None:
@@ -312,12 +312,15 @@ class World:
         if mismatch is not None:
             raise mismatch
 
-    def _take_leave(self, groups: list[GroupState], told: set[str]) -> DistError | None:
+    def _take_leave(self, groups: list[GroupState], reported: set[str]) -> DistError | None:
         found = chains(groups, self._joined)
-        if say_goodbye(self.store, self.rank, found, groups, self.recorder) and self.size > 1:
+        if (
+            announce_departure(self.store, self.rank, found, groups, self.recorder)
+            and self.size > 1
+        ):
             sliced(self.listener.left.wait, LEAVE_SECONDS)
         left = self.membership.departures
-        return find_mismatch(self.store, groups, found, left, self.recorder, told)
+        return find_mismatch(self.store, groups, found, left, self.recorder, reported)
 
 
 class Current(threading.local):

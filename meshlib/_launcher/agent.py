@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from meshlib._command_line import reader_is_gone, say, tell
+from meshlib._command_line import print_note, reader_is_gone, write_stderr
 from meshlib._launcher.nodes.coordinator import Coordinator, StartRanks, Stop, Verdict
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.options.numa import describe
@@ -25,11 +25,11 @@ from meshlib._trace import HOW_TO_KEEP, RECORDS
 from transport import _environment as environment
 
 STDOUT = 1
-_say = partial(say, "meshrun")
+_print_note = partial(print_note, "meshrun")
 _DRAIN_SECONDS = 2.0
 _SAME_SIGNAL_SECONDS = 0.5
 _CLOCK_STEP = 0.1
-"""By so much a file's time may lag behind the clock."""
+"""The most seconds by which a file's time may lag behind the clock."""
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,8 +37,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Agent:
     """Runs this node's part of a job; ``run`` returns the exit code of the launcher.
 
-    Each attempt has a folder in ``directory``. The ``spare`` children of this process are no ranks.
-    ``show`` is called with each attempt's placement; ranks are forked from ``server``.
+    Each attempt has a folder in ``directory``. The ``spare`` children of this process are not
+    ranks. ``show`` is called with each attempt's placement; ranks are forked from ``server``.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Agent:
             f" files in {folder}"
         )
         if self._options.cpus:
-            _say(describe(self._options.cpus, placement.first_rank))
+            _print_note(describe(self._options.cpus, placement.first_rank))
         spares = self._options.spares
         if spares:
             self._vacant.extend((placement.ranks + number, "") for number in range(spares))
@@ -146,7 +146,7 @@ class Agent:
             local_rank, lost = self._vacant.popleft()
             self._group.add(rank, local_rank)
             if lost:
-                _say(f"{lost}; rank {rank} comes for it")
+                _print_note(f"{lost}; rank {rank} comes for it")
 
     def _handle(self, number: int) -> None:
         group = self._group
@@ -184,7 +184,7 @@ class Agent:
         if not options.engine_signals:
             return Ending(lambda: group.running, 0.0, grace, first)
         for worker in group.workers:  # by the engine, which sends it to every process there is
-            worker.told_by_others()
+            worker.note_external_signal()
         return Ending(lambda: group.running, 0.0, grace, None)
 
     def _ending_after(
@@ -206,7 +206,7 @@ class Agent:
                 self._announced.add(worker.rank)
                 result = worker.result()
                 if -result.code in _ENDING and not result.stopped:
-                    self._hear_same_signal()
+                    self._await_same_signal()
                     result = worker.result()
                 if not result.stopped:
                     self._rank_failed(group, worker, result)
@@ -228,7 +228,7 @@ class Agent:
             well = len(results) - len(exits)
             self._coordinator.ended(exits, self._interrupt is not None, well)
 
-    def _hear_same_signal(self) -> None:
+    def _await_same_signal(self) -> None:
         """Wait a moment for the signal by which an engine ended a rank: it is sent to this process
         as well, and then the rank has not failed.
         """
@@ -247,7 +247,7 @@ class Agent:
         if self._ending is None:
             self._ending = self._ending_after(result, group.workers)
         elif result.is_cause:
-            self._ending.hear_cause()
+            self._ending.on_cause()
 
     def _go_on_without(self, group: WorkerGroup, worker: RankWorker, result: RankExit) -> bool:
         """Return whether the others go on, with another rank in the place of ``worker`` or not."""
@@ -265,7 +265,7 @@ class Agent:
             self._vacant.append((worker.local_rank, lost))
             self._coordinator.want(1)
         else:
-            _say(f"{lost}; the others go on")
+            _print_note(f"{lost}; the others go on")
         return True
 
     def _stop(self, reason: str, *, saves: bool) -> None:
@@ -281,7 +281,7 @@ class Agent:
             reason = f"rank {cause.rank} on {cause.host}: {cause.what_happened()}"
         else:
             reason = verdict.error or "the ranks were ended"
-        _say(f"{reason}; all ranks are started again")
+        _print_note(f"{reason}; all ranks are started again")
         self._coordinator.join()
 
     def _finish(self, verdict: Verdict) -> int:
@@ -296,11 +296,11 @@ class Agent:
         if self._options.quiet and self._coordinator.in_touch:
             return report.code
         if report.code:  # the cause comes last
-            tell(self._how_to_keep_records(verdict) + report.text() + self._where_to_look())
+            write_stderr(self._how_to_keep_records(verdict) + report.text() + self._where_to_look())
         else:
-            tell(report.text())
+            write_stderr(report.text())
         if self._unwritten is not None and not report.code:
-            _say(
+            _print_note(
                 f"not all that the ranks have printed could be written: {self._unwritten.strerror}"
             )
             return 1
@@ -331,9 +331,11 @@ class Agent:
         return f"meshrun: what each rank was doing: {command}\n"
 
     def _report_resumable(self, verdict: Verdict) -> int:
-        told = f"received {self._interrupt.name}" if self._interrupt else verdict.error
+        cause = f"received {self._interrupt.name}" if self._interrupt else verdict.error
         ranks = rank_list(sorted(item.rank for item in verdict.exits))
-        _say(f"{told + '; ' if told else ''}{ranks} ended with exit code 75, to be resumed")
+        _print_note(
+            f"{cause + '; ' if cause else ''}{ranks} ended with exit code 75, to be resumed"
+        )
         return os.EX_TEMPFAIL
 
     def _report_interrupt(self, number: signal.Signals, verdict: Verdict) -> int:
@@ -341,11 +343,11 @@ class Agent:
         if self._options.quiet:
             return 128 + number
         whom = f"; ended {rank_list(ranks)}" if ranks else ""
-        _say(f"received {number.name}{whom}")
+        _print_note(f"received {number.name}{whom}")
         return 128 + number
 
     def _abandon(self) -> None:
-        """Kill what runs, on the way out after an error of the launcher itself."""
+        """Kill all ranks after an error of the launcher itself."""
         group, self._group = self._group, None
         if group is not None:
             group.signal(signal.SIGKILL)
@@ -356,4 +358,4 @@ class Agent:
 
     def _note(self, text: str) -> None:
         if self._options.verbose:
-            _say(text)
+            _print_note(text)

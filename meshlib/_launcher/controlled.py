@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from meshlib._command_line import say
+from meshlib._command_line import print_note
 from transport._net.fork import close_in_forked_children
 
 LENGTH = struct.Struct("!I")
@@ -84,7 +84,7 @@ def main() -> int:
     try:
         os.chdir(order.directory)
     except OSError as error:
-        say("meshrun", f"directory {order.directory}: {error.strerror}")
+        print_note("meshrun", f"directory {order.directory}: {error.strerror}")
         return 1
     os.environ.update(order.variables)
     options = parse(order.arguments, order.decided)

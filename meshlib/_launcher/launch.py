@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshlib._command_line import say
+from meshlib._command_line import print_note
 from meshlib._launcher.options.launch import LaunchOptions
 from meshlib._launcher.ranks.starting import start_server
 from meshlib._launcher.signals import SignalPipe
@@ -26,13 +26,13 @@ def launch(options: LaunchOptions, control: int | None = None) -> int:
     to the descriptor ``control``; see ``SignalPipe``.
     """
     for note in options.warnings:
-        say("meshrun", note)
+        print_note("meshrun", note)
     # From here on Ctrl-C is the agent's, who ends what was begun.
     with SignalPipe(control) as signals:
         try:
             return _launch(options, signals)
         except (DistError, OSError) as error:
-            say("meshrun", f"{error}{_mend(error, options)}")
+            print_note("meshrun", f"{error}{_mend(error, options)}")
             return 1
 
 
@@ -140,9 +140,9 @@ class _Shown:
             self._made.callback(watch.close)
             page = PageServer(watch, *address)
         except (DistError, OSError) as error:  # a job is not to fail because nobody sees it
-            say("meshrun", f"there is no page of this job: {error}")
+            print_note("meshrun", f"there is no page of this job: {error}")
             return
         self._made.callback(page.close)
         self._has_page = True
         watch.start()
-        say("meshrun", f"this job can be seen at {page.url}")
+        print_note("meshrun", f"this job can be seen at {page.url}")

@@ -24,7 +24,7 @@ from meshlib._launcher.spawned_rank import (
     ProcessRaisedException,
     run_rank,
 )
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 _KILL_SECONDS = 10.0
 """The time that the kernel may take to end a killed process."""
@@ -111,7 +111,7 @@ class ProcessContext:
         self.close()
 
     def _look(self) -> list[_SpawnedRank]:
-        """Tell the other ranks what has happened to some; return those that have not ended."""
+        """Report failed ranks to the others; return the ranks that have not ended."""
         for rank in self._ranks:
             ended = rank.collect()
             if rank.has_failed():
@@ -144,7 +144,7 @@ class _SpawnedRank(RankWorker):
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._errors, errors = context.Pipe(duplex=False)
-        self._told: ErrorRecord | None = None
+        self._reported: ErrorRecord | None = None
         # The kernel watches the thread that starts a process. Only the main one surely stays.
         lasting = threading.current_thread() is threading.main_thread()
         self.child = context.Process(
@@ -177,12 +177,12 @@ class _SpawnedRank(RankWorker):
     def _receive(self) -> ErrorRecord | None:
         if not self._errors.closed and self._errors.poll():
             with contextlib.suppress(EOFError, OSError), self._errors as errors:
-                self._told = ErrorRecord.from_dict(errors.recv())
-        return self._told
+                self._reported = ErrorRecord.from_dict(errors.recv())
+        return self._reported
 
 
 class _SpawnedProcess:
-    """A process of multiprocessing's, with what a ``RankWorker`` uses of ``subprocess.Popen``."""
+    """A multiprocessing process with the part of ``Popen``'s interface that ``RankWorker`` uses."""
 
     def __init__(self, child: SpawnProcess) -> None:
         self._child = child

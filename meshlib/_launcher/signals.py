@@ -68,16 +68,16 @@ class SignalPipe:
             os.write(self._writer, bytes([KNOCK]))
 
     def wait(self, timeout: float | None) -> list[int]:
-        """Return the signal numbers (and ``KNOCK``) that came; empty after ``timeout`` seconds."""
+        """Return the received signal numbers (and ``KNOCK``); empty after ``timeout`` seconds."""
         control = () if self._control is None else (self._control,)
-        came: list[int] = []
+        received: list[int] = []
         for descriptor in readable(timeout, self._reader, *control):
             if descriptor == self._control:
-                came += self._read_control(descriptor)
+                received += self._read_control(descriptor)
                 continue
             with contextlib.suppress(BlockingIOError):
-                came += os.read(descriptor, 4096)
-        return came
+                received += os.read(descriptor, 4096)
+        return received
 
     def _read_control(self, descriptor: int) -> list[int]:
         try:

@@ -31,8 +31,8 @@ def spawn(
     At its exit, ``daemon`` processes are ended and others awaited.
 
     Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``.
-    Raises TypeError for an ``fn`` that cannot be called, ``args`` that are no tuple or list, and
-    ``nprocs`` that is no number. Raises ``pickle``'s errors: ``PicklingError`` for objects of a
+    Raises TypeError for an ``fn`` that cannot be called, ``args`` that are not a tuple or list, and
+    ``nprocs`` that is not a number. Raises ``pickle``'s errors: ``PicklingError`` for objects of a
     notebook's cell, a prompt or ``python -c``, which other processes cannot import.
     """
     if not callable(fn):
@@ -66,7 +66,7 @@ def spawn(
 
 
 def _check_importable(value: object) -> None:
-    """Refuse what the new processes would look for in a ``__main__`` that they do not have."""
+    """Refuse objects of a ``__main__`` that the new processes cannot import."""
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) or getattr(main, "__spec__", None):
         return  # which multiprocessing imports there under another name

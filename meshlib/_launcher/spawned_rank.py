@@ -1,4 +1,4 @@
-"""A rank that ``spawn`` has started: what runs in its process, and how its failures are told."""
+"""A rank that ``spawn`` has started: its main function, and the errors that report its failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshlib._launcher.ranks.bootstrap import describe_error, die_with_parent
 from transport._errors import DistError
-from transport._interrupts import run_outside
+from transport._waiting.interrupts import run_outside
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -35,7 +35,8 @@ class ProcessRaisedException(ProcessException):
 class ProcessExitedException(ProcessException):
     """The process ended by itself or was killed.
 
-    ``exit_code`` is its own, or minus the signal's number; ``signal_name`` is None for an exit.
+    ``exit_code`` is the process's, or minus the signal's number. ``signal_name`` is None if the
+    process ended by itself.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ def run_rank(
     errors: Connection,
     parent: int | None,
 ) -> None:
-    """Be a rank, in a process of its own, to the end of ``parent`` if the kernel can tell."""
+    """Run ``fn`` as a rank in this process, which is killed when the process ``parent`` ends.
+
+    Without ``parent`` the kernel cannot do so, and a thread watches multiprocessing's parent.
+    """
     if parent is not None:
         die_with_parent(parent)
     else:
@@ -63,9 +67,9 @@ def run_rank(
     os.environ.update(variables)
     try:
         run_outside(fn, rank, *args)
-    except KeyboardInterrupt:  # the parent was interrupted as well, and says so
+    except KeyboardInterrupt:  # the parent was interrupted as well, and reports it
         raise SystemExit(128 + signal.SIGINT) from None
-    except Exception as error:  # noqa: BLE001 (whatever it is, the parent raises it)
+    except Exception as error:  # noqa: BLE001 (the parent raises it, of any type)
         errors.send(describe_error(error, rank, __file__))
         raise SystemExit(1) from None
     finally:

@@ -1,4 +1,4 @@
-"""The mesh as people write it in training configs; docs/mesh.md has the schema.
+"""The mesh as people write it in training configs; docs/program/mesh.md has the schema.
 
 Everything is checked when a config is read, and the world size when it is known: before a process
 or a connection is started. Reading takes no array library: the launcher does it, once for all.
@@ -92,16 +92,16 @@ class MeshConfig:
     def from_string(cls, text: str) -> MeshConfig:
         """Return the mesh that ``meshrun --mesh`` takes: ``"dp=2,tp=2"``.
 
-        Raises ValueError for another ``text``, TypeError for what is no string.
+        Raises ValueError for another ``text``, TypeError for a value that is not a string.
         """
         return cls(tuple(parse_mesh(text).items()))
 
     @classmethod
     def parse(cls, text: str) -> MeshConfig:
-        """Return the mesh of a file if ``text`` ends as one does, else that of the text itself.
+        """Return the mesh in the file ``text`` if that has a file's suffix, else in the text.
 
-        The text is ``"dp=2,tp=2"`` or what ``to_text`` returned. Raises what ``load``,
-        ``from_dict`` and ``from_string`` raise.
+        The text is ``"dp=2,tp=2"`` or a result of ``to_text``. Raises the errors of ``load``,
+        ``from_dict`` and ``from_string``.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"text is {text!r}; expected the name of a file, or 'dp=2,tp=2'")
@@ -126,7 +126,7 @@ class MeshConfig:
         )
 
     def to_text(self) -> str:
-        """Return a line from which ``parse`` makes an equal config: ``dp=2,tp=2``, or JSON.
+        """Return a line that ``parse`` reads as an equal config: ``dp=2,tp=2``, or JSON.
 
         So it is handed to ranks, who need not read (and might find changed) the file.
         """
@@ -135,8 +135,8 @@ class MeshConfig:
             named = {"source": self.source, "mesh": dims}
             return dims if self.source == "mesh" else json.dumps(named)
         table: dict[str, object] = {"dims": self.names, **dict(self.dims)}
-        table |= {"flatten": dict(self.flattened), **_said(self.options)}
-        table["options"] = {name: _said(options) for name, options in self.overrides}
+        table |= {"flatten": dict(self.flattened), **_given(self.options)}
+        table["options"] = {name: _given(options) for name, options in self.overrides}
         return json.dumps({"source": self.source, "mesh": table})
 
     # ------------------------------------------------------------------ asked
@@ -216,7 +216,7 @@ class MeshConfig:
         """
         import numpy as np
 
-        from meshlib._job.init import ensure_world
+        from meshlib._job.starting.init import ensure_world
 
         ranks = ensure_world().membership.whole
         mesh = self.mesh_for(len(ranks), device_type)
@@ -270,7 +270,7 @@ def _check_spelling(name: str, where: str) -> None:
     hint = hint or ("" if numbered else did_you_mean(name, _LONG_NAMES, _SLIP))
     if hint:
         raise ValueError(
-            f"{where}: {name!r} is no key that is known{hint}"
+            f"{where}: {name!r} is not a known key{hint}"
             f" (if it is a dim, list all names in dims = [...])"
         )
 
@@ -286,7 +286,7 @@ def _flattened(value: object, dims: Mapping[str, int], where: str) -> dict[str, 
         for part in found:
             if part not in dims:
                 raise ValueError(
-                    f"{where}: {name} has {part!r}, which is no dim; expected some of"
+                    f"{where}: {name} has {part!r}, which is not a dim; expected some of"
                     f" {', '.join(dims)}{did_you_mean(part, dims)}"
                 )
         result[name] = found
@@ -318,10 +318,10 @@ def _options(table: Mapping[str, object], where: str) -> DimOptions:
     return DimOptions.checked(where, **table)
 
 
-def _said(options: DimOptions) -> dict[str, object]:
+def _given(options: DimOptions) -> dict[str, object]:
     compress = options.compress and options.compress.to_value()
-    said = values_of(options) | {"compress": compress}
-    return {key: value for key, value in said.items() if value is not None}
+    given = values_of(options) | {"compress": compress}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _names_in(value: object, where: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from meshlib._mesh.spec import (
 from meshlib._mesh.value import check_product, described_ranks
 from meshlib._records import values_of
 from transport._checks import to_whole_numbers
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 if TYPE_CHECKING:
     import jax.sharding
@@ -135,7 +135,7 @@ class DeviceMesh(MeshOfNeighbours):
         One group gives a 1-D mesh of its ranks. For a sequence, ``mesh`` must be given, and group i
         is its dim i. The mesh is for arrays on devices of ``device_type`` (``"cpu"``, ``"cuda"``),
         and ``mesh_dim_names`` names its dims. Raises ValueError when a group's ranks differ from
-        those of ``mesh`` along its dim, for this rank. Raises TypeError for an object that is no
+        those of ``mesh`` along its dim, for this rank. Raises TypeError for an object that is not a
         group.
         """
         groups = tuple(group) if isinstance(group, Sequence) else (group,)
@@ -167,7 +167,7 @@ class DeviceMesh(MeshOfNeighbours):
         """Return the mesh of these dims, with their names and options, over other ``ranks``.
 
         ``ranks`` are global ranks, in an integer array (or nested lists) of as many dims as the
-        mesh has, of any sizes. Flattened names stay, but for those over parts of dims. Raises
+        mesh has, of any sizes. Flattened names stay, except for those over parts of dims. Raises
         ValueError as ``DeviceMesh`` does, and for another number of dims.
         """
         layout = RankLayout.of(ranks, "ranks")
@@ -195,7 +195,7 @@ class DeviceMesh(MeshOfNeighbours):
         Raises:
             MeshDimError: For a ``dim`` that is not there.
             ValueError: When no coordinate of ``dim`` would be left.
-            TypeError: For ranks that are no whole numbers.
+            TypeError: For ranks that are not integers.
         """
         axis = self._position(dim)
         whole = self.slices()
@@ -236,7 +236,7 @@ class DeviceMesh(MeshOfNeighbours):
             return None  # of parts of dims, or of others
 
     def __repr__(self) -> str:
-        """Return names, sizes and ranks: those of this rank's slice, or of the first one."""
+        """Return names, sizes and ranks of this rank's slice, or of the first slice."""
         head = f"DeviceMesh({self.device_type}, {self.described()}"
         world = find_world()
         number = None if world is None else self._ranks.number_of(world.rank)
@@ -293,7 +293,7 @@ class DeviceMesh(MeshOfNeighbours):
     def process_group(self) -> ProcessGroup:
         """This rank's group over all dims, in mesh order; made at first use.
 
-        On a rank outside it is a group that the rank is no member of: calls return None.
+        On a rank outside it is a group that the rank is not a member of: calls return None.
         """
         world = current_world()
         known_world, known = self._groups.get(id(world), (None, None))
@@ -329,7 +329,7 @@ class DeviceMesh(MeshOfNeighbours):
     def get_group(self, mesh_dim: DimKey | None = None) -> ProcessGroup:
         """Return this rank's group along ``mesh_dim``, which a 1-D mesh need not name.
 
-        The group over all dims is ``process_group``. Raises as ``get_local_rank`` does.
+        The group over all dims is ``process_group``. Raises the errors of ``get_local_rank``.
         """
         group = self[self._one_dim(mesh_dim)].process_group
         if group.rank() < 0:
@@ -375,7 +375,7 @@ class DeviceMesh(MeshOfNeighbours):
         from the end.
 
         Raises RuntimeError before ``rpc.init_rpc``; ValueError for another number of indices,
-        IndexError for one out of range; ValueError on a rank that is no member.
+        IndexError for one out of range; ValueError on a rank that is not a member.
         """
         world = current_world()
         self._check_world(world)
@@ -422,7 +422,7 @@ class DeviceMesh(MeshOfNeighbours):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Make what was the thread's ``current_mesh()`` before the block be it again."""
+        """Restore the thread's ``current_mesh()`` from before the block."""
         world = find_world()
         # The job may have ended inside the block, and its meshes with it.
         entered = [] if world is None else world.entered.meshes

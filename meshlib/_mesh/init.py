@@ -10,8 +10,8 @@ import numpy as np
 
 from meshlib._groups.nccl_splits import connect, split
 from meshlib._job.current import current_world
-from meshlib._job.gpu import choose_cuda_device
-from meshlib._job.init import ensure_world
+from meshlib._job.starting.gpu import choose_cuda_device
+from meshlib._job.starting.init import ensure_world
 from meshlib._mesh.config import MeshConfig
 from meshlib._mesh.device_mesh import DeviceMesh, show_place
 from meshlib._mesh.names import Compress, DimKey
@@ -19,7 +19,7 @@ from meshlib._mesh.spec import check_dim_names, check_shape, describe_dims, infe
 from meshlib._mesh.value import check_device_type
 from transport import _environment as environment
 from transport._cuda.driver import Driver, cuda_driver
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 def init_device_mesh(

@@ -74,7 +74,7 @@ class Dim:
         return math.prod(digit.size for digit in self.digits)
 
     def offset(self, coordinate: int) -> int:
-        """Return what ``coordinate`` (0 to size - 1) adds to the index."""
+        """Return the offset of ``coordinate`` (0 to size - 1) in the index."""
         total = 0
         for digit in reversed(self.digits):
             coordinate, value = divmod(coordinate, digit.size)
@@ -147,7 +147,7 @@ class Layout:
     Every operation returns a layout. Dims are named by position; negative positions count from the
     end. ``origin`` is the index of the coordinate that is 0 everywhere. Raises ValueError for
     overlapping dims (two coordinates with one index). All operations raise ValueError for positions
-    that do not exist or come twice, and TypeError for a value that is no whole number.
+    that do not exist or come twice, and TypeError for a value that is not an integer.
     """
 
     dims: tuple[Dim, ...]
@@ -201,7 +201,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of coordinates, which is that of indices."""
+        """The number of coordinates, and of indices."""
         return math.prod(self.shape)
 
     def index(self, coordinates: Sequence[int]) -> int:
@@ -300,7 +300,7 @@ class Layout:
         )
 
     def complement(self, size: int) -> Layout:
-        """Return the layout of what this one leaves out of ``size`` indices, from 0, row-major.
+        """Return the layout of the indices below ``size`` that this one leaves out, row-major.
 
         Each index below ``size`` is then the sum of one index of the complement and one of this
         layout (without its origin), in one way only. So the complement counts the copies of this

@@ -18,8 +18,8 @@ from meshlib._mesh.spec import (
     check_timeout,
     integer,
 )
-from transport._deadline import Timeout
 from transport._operands.compression import Compression
+from transport._waiting.deadline import Timeout
 
 if TYPE_CHECKING:
     from meshlib._groups.process_group import ProcessGroup
@@ -52,7 +52,7 @@ class MeshNames:
     """The names that a mesh and all meshes made from it share. Append-only.
 
     A flattened name is found from the mesh that the flattened one was sliced from because both
-    hold this object. A name never changes its meaning, so threads may share it too. It is no part
+    hold this object. A name never changes its meaning, so threads may share it too. It is not part
     of a mesh's value: equal meshes may know different names.
 
     So it is with the groups that they have found: after a failure all of them keep the broken one,
@@ -70,7 +70,7 @@ class MeshNames:
         return MeshNames, ([replace(dim, group=None) for dim in self._known.copy().values()],)
 
     def add(self, name: str, named: MeshDim) -> MeshDim:
-        """Return what ``name`` stands for, which is ``named`` if it is new.
+        """Return the dims of ``name``, which are ``named`` if it is new.
 
         Raises MeshDimError when it stands for something else, or has options other than those
         that are given.
@@ -105,11 +105,11 @@ class MeshNames:
         return group
 
     def find(self, name: str) -> MeshDim | None:
-        """Return what ``name`` stands for, None if it is unknown."""
+        """Return the dims of ``name``, or None if it is unknown."""
         return self._known.get(name)
 
     def all(self) -> dict[str, MeshDim]:
-        """Return what all names stand for, in the order in which they came."""
+        """Return the dims of all names, in the order of their definition."""
         return self._known.copy()
 
 
@@ -122,7 +122,7 @@ def make_dims(
 ) -> tuple[MeshDim, ...]:
     """Return the dims of a new mesh; raise MeshDimError for an override of an unknown dim.
 
-    Raises ValueError for overrides that are no dict, and for wrong options in them.
+    Raises ValueError for overrides that are not a dict, and for wrong options in them.
     """
     compressed = _by_position(names, compress, "compress")
     backends = _by_position(names, backend_override, "backend_override")

@@ -15,7 +15,7 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._mesh.names import DimKey
 from meshlib._mesh.value import MeshValue
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 class MeshOfNeighbours(MeshValue, Collectives):
@@ -31,7 +31,7 @@ class MeshOfNeighbours(MeshValue, Collectives):
         the dim to a ring, which has no edges. A negative ``distance`` shifts the other way.
 
         Raises MeshDimError (a ValueError) for a dim that is not there, ValueError on a rank outside
-        of the mesh, TypeError for a ``distance`` that is no whole number.
+        of the mesh, TypeError for a ``distance`` that is not an integer.
         """
         distance = to_whole_number(distance, "distance")
         group, source, destination = self._neighbours(dim, distance, periodic=periodic)
@@ -60,9 +60,11 @@ class MeshOfNeighbours(MeshValue, Collectives):
 
         A collective along each dim: all ranks call it with equal arguments and shapes that fit.
         ``meshlib.jit.exchange_halo`` does so in ``jax.jit``.
-        Raises TypeError for what is no writable NumPy array, ValueError for a ``width`` below 1,
-        for a wrong axis, and for an axis with fewer than ``3 * width`` cells; MeshDimError (a
-        ValueError) for a dim that is not there; and what ``isend`` and ``irecv`` raise.
+
+        Raises TypeError for a value that is not a writable NumPy array. Raises ValueError for a
+        ``width`` below 1, for a wrong axis, and for an axis with fewer than ``3 * width`` cells.
+        Raises MeshDimError (a ValueError) for an unknown dim, and the errors of ``isend`` and
+        ``irecv``.
         """
         if not isinstance(array, np.ndarray) or not array.flags.writeable:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -124,8 +126,8 @@ class MeshOfNeighbours(MeshValue, Collectives):
         All ranks of the mesh call it. Returns ``outputs``, with new arrays in place of those that
         cannot be written to. ``timeout`` is that of each message; by default the dim's.
 
-        Raises TypeError for what is no list, ValueError for another number of entries and on a rank
-        outside of the mesh, and what ``isend`` and ``irecv`` raise.
+        Raises TypeError for a value that is not a list, ValueError for another number of entries
+        and on a rank outside of the mesh, and what ``isend`` and ``irecv`` raise.
         """
         each = "two for each dim of the mesh"
         check_fillable(outputs, "outputs")

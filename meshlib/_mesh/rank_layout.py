@@ -168,7 +168,7 @@ class RankLayout:
         return self.numbering.take(Layout((self._rest(), *self.layout.dims)).indices())
 
     def _rest(self) -> Dim:
-        """Return what the layout's dims leave out, as one dim: it counts the slices."""
+        """Return the dims that the layout leaves out, as one dim, which numbers the slices."""
         return join(self.layout.complement(len(self.numbering)).dims)
 
     def _ordered_slices(self) -> IndexArray:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return what stands in the file at ``path``; its suffix says how it is written.
+    """Read the config file at ``path``; its suffix gives the format.
 
     Raises ValueError that names the file when its suffix is none of ``SUFFIXES``, or it is not well
     formed; OSError when it cannot be read; ImportError for YAML without PyYAML.
@@ -28,7 +28,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _parse_toml(text: str) -> object:
-    import tomllib  # who reads no config does not pay for its grammar
+    import tomllib  # slow to import, and only needed for TOML
 
     return tomllib.loads(text)
 
@@ -40,7 +40,7 @@ def _parse_json(text: str) -> object:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that comes twice; JSON leaves open what it means."""
+    """Refuse a key that occurs twice; JSON does not define its meaning."""
     keys = [key for key, _ in pairs]
     for key in keys:
         if keys.count(key) > 1:

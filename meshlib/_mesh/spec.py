@@ -14,8 +14,8 @@ from operator import index as to_int
 from typing import SupportsIndex, cast
 
 from meshlib._did_you_mean import did_you_mean
-from transport._deadline import read_duration
 from transport._operands.compression import Compression
+from transport._waiting.deadline import read_duration
 
 CONVENTIONAL_NAMES = ("pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep")
 """Pipeline, replicated / sharded / plain data, context, tensor and expert parallel."""
@@ -73,7 +73,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     """Return the dims that ``"dp=2,tp=2"`` names, the outermost first; -1 stays -1.
 
     Raises ValueError for anything but NAME=DEGREE pairs with distinct names and legal degrees,
-    TypeError for what is no string.
+    TypeError for a value that is not a string.
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"the mesh is {text!r}; {_EXAMPLE}")
@@ -147,7 +147,7 @@ def check_timeout(timeout: object, where: str) -> float | None:
 
 
 def check_compress(compress: object, where: str) -> Compression | None:
-    """Return how reductions travel: ``"int8"`` or its like, a table, a ``Compression``, None.
+    """Return how reductions travel: ``"int8"`` or the like, a table, a ``Compression``, None.
 
     Raises ValueError for anything else.
     """
@@ -173,13 +173,14 @@ def check_backend(backend: object, where: str) -> str | None:
 
 
 def check_shape(shape: Sequence[int], where: str = "mesh_shape") -> tuple[int, ...]:
-    """Return ``shape`` as integers; raise ValueError for what is no mesh shape (-1 may occur)."""
+    """Return ``shape`` as integers; raise ValueError for a value that is not a mesh shape (-1 may
+    occur)."""
     if isinstance(shape, (str, bytes)):
         raise ValueError(f"{where} {shape!r} is a string; expected integers such as (2, 2)")
     try:
         sizes = tuple(shape)
     except TypeError:
-        raise ValueError(f"{where} {shape!r} is no sequence; expected (2, 2) or its like") from None
+        raise ValueError(f"{where} {shape!r} is not a sequence; expected e.g. (2, 2)") from None
     if not sizes:
         raise ValueError(f"{where} is empty; expected at least one dim")
     result = [check_degree(f"dim {i}", size, f"{where} {sizes!r}") for i, size in enumerate(sizes)]
@@ -194,7 +195,7 @@ def check_dim_names(names: Sequence[object] | None, ndim: int) -> tuple[str | No
     if isinstance(names, str):
         raise ValueError(f"mesh_dim_names {names!r} is a string; expected a tuple of {ndim} names")
     if not isinstance(names, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"mesh_dim_names {names!r} is no sequence; expected {ndim} names")
+        raise ValueError(f"mesh_dim_names {names!r} is not a sequence; expected {ndim} names")
     found = tuple(names)
     if len(found) != ndim:
         raise ValueError(

@@ -23,7 +23,7 @@ from meshlib._mesh.spec import (
     infer_sizes,
 )
 from transport._checks import to_whole_number
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 DEVICE_TYPES = ("cpu", "cuda")
 _MEANT = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
@@ -36,7 +36,7 @@ M = TypeVar("M", bound="MeshValue")
 
 
 class MeshValue:
-    """Ranks in named dims, as an immutable value; ``DeviceMesh`` adds what a job adds.
+    """Ranks in named dims, as an immutable value; ``DeviceMesh`` adds groups of a job.
 
     Equality and hash are those of the ranks' arrangement, the dims' names and the device type.
     Each operation on dims gives a mesh again, whose slices are again over the same ranks.
@@ -161,7 +161,7 @@ class MeshValue:
         """Return the rank at ``place`` (0 to ``size()`` - 1, in C order) of a slice.
 
         Raises ValueError for a ``place`` or ``slice_number`` (0 to ``slice_count`` - 1) that is not
-        there, TypeError for what is no whole number.
+        there, TypeError for a value that is not an integer.
         """
         place = to_whole_number(place, "place")
         slice_number = to_whole_number(slice_number, "slice_number")
@@ -176,7 +176,7 @@ class MeshValue:
     def slice_number(self, rank: int) -> int:
         """Return which slice a global ``rank`` is in; raise ValueError if it is in none.
 
-        Raises TypeError for what is no whole number.
+        Raises TypeError for a value that is not an integer.
         """
         number = self._ranks.number_of(to_whole_number(rank, "rank"))
         if number is None:
@@ -186,7 +186,7 @@ class MeshValue:
     def coordinate_of(self, rank: int) -> list[int] | None:
         """Return the coordinates of a global ``rank`` in its slice, None if it is in none.
 
-        Raises TypeError for what is no whole number.
+        Raises TypeError for a value that is not an integer.
         """
         found = self._ranks.coordinates(to_whole_number(rank, "rank"))
         return None if found is None else list(found)
@@ -242,9 +242,9 @@ class MeshValue:
         ``mesh.get_group("dp_cp")``.
 
         Groups are made with ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``), by
-        default the mesh's. With ``compress`` (``"int8"`` and its like), large sums and averages
+        default the mesh's. With ``compress`` (``"int8"`` and the like), large sums and averages
         between hosts are compressed. Raises MeshDimError when ``mesh_dim_name`` stands for other
-        ranks already, ValueError for wrong options and for a name that is no string.
+        ranks already, ValueError for wrong options and for a name that is not a string.
         """
         name = mesh_dim_name
         if name is None and self.mesh_dim_names is not None:
@@ -309,7 +309,7 @@ class MeshValue:
         """Return the mesh with the dims of all ``meshes``, in order: slices of one mesh, joined.
 
         Raises MeshDimError when they are over different ranks, overlap, or share a name, TypeError
-        for what is no list of meshes.
+        for a value that is not a list of meshes.
         """
         if not isinstance(meshes, Sequence) or not all(isinstance(m, MeshValue) for m in meshes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"meshes is {meshes!r}; expected a list of meshes")
@@ -349,7 +349,7 @@ class MeshValue:
         return self._derived(ranks.with_layout(layout), dims, self._names if same else None)
 
     def _keys(self, keys: DimKey | Iterable[DimKey]) -> tuple[DimKey, ...]:
-        """Return what names dims as a tuple of names and numbers."""
+        """Return a key of dims as a tuple of names and numbers."""
         if isinstance(keys, str):
             return (keys,)
         several = isinstance(keys, (tuple, list))
@@ -430,8 +430,8 @@ def described_ranks(mesh: MeshValue, slice_number: int = 0) -> str:
 def positions_of(mesh: MeshValue, mesh_dim: DimKey) -> tuple[int, ...]:
     """Return which of the own dims of ``mesh`` a key stands for, the outermost first.
 
-    One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for
-    what is not there, and for a name over parts of dims.
+    One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for a
+    value that is not there, and for a name over parts of dims.
     """
     return mesh._positions_of(mesh_dim)  # pyright: ignore[reportPrivateUsage]
 

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code (2 when there is no such job)."""
     parser = OneLineParser(
         prog="meshlib top",
-        description="Show a running job: its ranks on the mesh, who waits for whom, step times and"
+        description="Show a running job: its ranks on the mesh, the ranks that wait, step times and"
         " bytes a second by mesh dim, and the calls under way. q ends it, not the job.",
     )
     parser.add_argument(
@@ -68,7 +68,7 @@ def _once(name: str | None, rank: int | None) -> str:
     """Return a picture, or the stacks of ``rank``. Raises ValueError."""
     watch = _watch(name)
     try:
-        _look_until_told(watch)
+        _await_samples(watch)
         if rank is not None:
             return "".join(f"{line}\n" for line in stack_lines(watch.stacks(rank, STACK_SECONDS)))
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
@@ -79,9 +79,10 @@ def _once(name: str | None, rank: int | None) -> str:
         watch.close()
 
 
-def _look_until_told(watch: JobWatch) -> None:
-    """Look until all ranks have told something new, or some seconds have passed: a sample that is
-    there from the start may be old.
+def _await_samples(watch: JobWatch) -> None:
+    """Wait until all ranks have posted a new sample, or some seconds have passed.
+
+    The first samples in the store may be old.
     """
     until = time.monotonic() + _FIRST_SECONDS
     while True:
@@ -135,7 +136,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 def _page() -> Generator[Callable[[float], str]]:
     """Use the terminal's other page, and get each key at once, while the block runs.
 
-    Gives what returns the next key, "" when none has come in so many seconds.
+    Gives what returns the next key, "" when none has arrived in so many seconds.
     """
     import termios
     import tty

@@ -1,4 +1,4 @@
-"""Finding a running job: what each ``meshrun`` leaves for its own user, and addresses.
+"""Finding a running job: the file that each ``meshrun`` leaves for its user, and addresses.
 
 A launcher has a folder of its own that only its user may enter, and that goes with it, whatever
 ends it. The job's address and secret lie there in a file.

@@ -1,4 +1,4 @@
-"""A job as Prometheus reads it: text, version 0.0.4 of its exposition format."""
+"""A job's metrics for Prometheus, in version 0.0.4 of its text exposition format."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SHARE = "The share of the time that ranks"
 _OF_DIMS = (
-    ("waiting", "dim_waiting_ratio", f"{_SHARE} wait for others in calls on a mesh dim, a mean."),
-    ("inside", "dim_inside_ratio", f"{_SHARE} are inside of calls on a mesh dim, a mean."),
+    ("waiting", "dim_waiting_ratio", f"{_SHARE} wait for others in calls on a mesh dim: mean."),
+    ("inside", "dim_inside_ratio", f"{_SHARE} are inside calls on a mesh dim: mean."),
     (
         "bandwidth",
         "dim_bytes_per_second",
-        "The bytes of all ranks' arrays in calls on a mesh dim, a second.",
+        "Bytes per second of all ranks' arrays in calls on a mesh dim.",
     ),
-    ("calls", "dim_calls_per_second", "All ranks' calls on a mesh dim, a second."),
+    ("calls", "dim_calls_per_second", "Calls per second of all ranks on a mesh dim."),
 )
-"""Of ``DimShare`` the field, what it is called here, and what that means."""
+"""A field of ``DimShare``, its metric's name, and its help text."""
 
 
 def metrics(view: JobView, now: float) -> str:
@@ -37,7 +37,7 @@ def metrics(view: JobView, now: float) -> str:
 
     ranks = view.ordered()
     there = view.there(now)
-    told = [(one, one.sample) for one in ranks if one.sample is not None]
+    sampled = [(one, one.sample) for one in ranks if one.sample is not None]
     states = [one.state(now) for one in ranks]
     gauge(
         "ranks",
@@ -46,25 +46,25 @@ def metrics(view: JobView, now: float) -> str:
     )
     gauge(
         "rank_up",
-        "Whether a rank has a place in the job and says something.",
+        "1 for a rank that is in the job and sends samples, else 0.",
         [({"rank": one.rank}, float(one in there)) for one in ranks],
     )
     gauge("epoch", "The number of the job's epoch.", [({}, float(view.epoch))])
     if view.committed >= 0:
         gauge(
             "steps_total",
-            "Steps that the training loop has ended.",
+            "Steps that the training loop has committed.",
             [({}, float(view.committed))],
             "counter",
         )
     gauge(
         "step_seconds",
-        "From one step to the next.",
+        "Seconds from one step to the next.",
         [({"rank": one.rank}, one.step) for one in there if one.step],
     )
     gauge(
         "rank_inside_calls_ratio",
-        "The share of the time that a rank is inside of calls.",
+        "The share of the time that a rank is inside calls.",
         [({"rank": one.rank}, one.smooth.inside) for one in there],
     )
     gauge(
@@ -75,15 +75,15 @@ def metrics(view: JobView, now: float) -> str:
     gauge(
         "rank_calls_total",
         "Calls of a rank on all groups.",
-        [({"rank": one.rank}, float(sample.total)) for one, sample in told],
+        [({"rank": one.rank}, float(sample.total)) for one, sample in sampled],
         "counter",
     )
     gauge(
         "rank_oldest_call_seconds",
-        "How long the oldest call of a rank has been under way; 0: none.",
+        "Seconds since a rank's oldest open call began; 0 if it has none.",
         [
             ({"rank": one.rank}, max(map(sample.age, sample.open_calls), default=0.0))
-            for one, sample in told
+            for one, sample in sampled
             if one in there
         ],
     )

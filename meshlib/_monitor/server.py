@@ -40,7 +40,7 @@ _JSON = "application/json"
 
 
 class PageServer:
-    """Serves the page of what ``watch`` sees at ``host`` and ``port`` (0: any), until ``close``.
+    """Serves the page about ``watch``'s job at ``host`` and ``port`` (0: any), until ``close``.
 
     Raises OSError when it cannot listen there.
     """
@@ -89,7 +89,7 @@ class _JobPageServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind, without asking what the address is called, which may take long."""
+        """Bind, without looking up the address's name, which may take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, ways: Mapping[str, Any]) -> None:
         path = self.path.partition("?")[0]
         if not self._is_for_us():
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this is no name of this machine")
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this is not a name of this machine")
         elif path not in ways:
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
         elif path != "/" and not self._knows_token():
@@ -181,13 +181,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, f'expected {{"rank": N}}: {error}')
             return
         try:
-            said = self.server.watch.stacks(rank)
+            stacks = self.server.watch.stacks(rank)
         except ValueError as error:
             self._refuse(HTTPStatus.NOT_FOUND, str(error))
         except DistError as error:
             self._refuse(HTTPStatus.GATEWAY_TIMEOUT, str(error))
         else:
-            self._send(HTTPStatus.OK, _JSON, json.dumps(said).encode())
+            self._send(HTTPStatus.OK, _JSON, json.dumps(stacks).encode())
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         self._send(status, _JSON, json.dumps({"error": why}).encode())

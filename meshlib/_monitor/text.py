@@ -37,15 +37,15 @@ def lines(view: JobView, now: float, width: int = 100, height: int = 40, *, pain
         f"epoch {view.epoch}" if view.epoch else "",
         time.strftime("%H:%M:%S", time.localtime(now)),
     ]
-    said = [f"{title}   {' · '.join(filter(None, facts))}", headline(view, now), ""]
+    rows = [f"{title}   {' · '.join(filter(None, facts))}", headline(view, now), ""]
     mesh = _mesh(view, now, width, paint)
-    said += [*mesh, ""] if mesh else []
-    said += [*_dims(view), ""] if view.dims else []
+    rows += [*mesh, ""] if mesh else []
+    rows += [*_dims(view), ""] if view.dims else []
     notes = list(view.notes)[-_NOTES:]
     after = ["", *(_note(note.time, note.kind, note.text) for note in notes)] if notes else []
-    said += _ranks(view, now, max(3, height - len(said) - len(after)))
-    said += after
-    shown = [_cut(line, width) for line in said[:height]]
+    rows += _ranks(view, now, max(3, height - len(rows) - len(after)))
+    rows += after
+    shown = [_cut(line, width) for line in rows[:height]]
     return "".join(f"{line}\n" for line in shown)
 
 
@@ -67,14 +67,14 @@ def _mesh(view: JobView, now: float, width: int, paint: bool) -> list[str]:
             cells[down.index, right.index] = one
     if not blocks or sizes[0] > _MOST_ROWS or sizes[1] * (digits + 2) > width:
         return []
-    said: list[str] = []
+    rows: list[str] = []
     for outer, cells in list(blocks.items())[:_MOST_ROWS]:
         where = ", ".join(f"{one.name}={one.index}" for one in outer)
-        said.append("  ".join(filter(None, (where, heading))))
+        rows.append("  ".join(filter(None, (where, heading))))
         for down in range(sizes[0]):
             row = [cells.get((down, right)) for right in range(sizes[1])]
-            said.append("  " + " ".join(_cell(view, one, now, digits, paint) for one in row))
-    return said
+            rows.append("  " + " ".join(_cell(view, one, now, digits, paint) for one in row))
+    return rows
 
 
 def _cell(view: JobView, one: RankView | None, now: float, digits: int, paint: bool) -> str:
@@ -86,13 +86,13 @@ def _cell(view: JobView, one: RankView | None, now: float, digits: int, paint: b
 
 
 def _dims(view: JobView) -> list[str]:
-    said = [f"{'dim':16} {'waiting':>8} {'moving':>8} {'bytes':>12} {'calls/s':>8}"]
-    said += [
+    rows = [f"{'dim':16} {'waiting':>8} {'moving':>8} {'bytes':>12} {'calls/s':>8}"]
+    rows += [
         f"{dim.name[:16]:16} {percent(dim.waiting):>8} {percent(dim.inside - dim.waiting):>8}"
         f" {rate(dim.bandwidth):>12} {dim.calls:>8.0f}  {_bar(dim.waiting, dim.inside)}"
         for dim in view.dims[:8]
     ]
-    return said
+    return rows
 
 
 def _ranks(view: JobView, now: float, most: int) -> list[str]:
@@ -103,12 +103,12 @@ def _ranks(view: JobView, now: float, most: int) -> list[str]:
         return one.state(now) not in _URGENT, one.rank not in slow, one.rank
 
     ranks = view.ordered()
-    said = [f"{'rank':>5} {'state':10} {'step':>9} {'in calls':>9}  calls under way"]
+    rows = [f"{'rank':>5} {'state':10} {'step':>9} {'in calls':>9}  calls under way"]
     shown = sorted(ranks, key=urgency)[: most - 2] if len(ranks) > most - 1 else ranks
-    said += [_rank(one, now, one.rank in slow) for one in shown]
+    rows += [_rank(one, now, one.rank in slow) for one in shown]
     if len(shown) < len(ranks):
-        said.append(f"      and {len(ranks) - len(shown)} more")
-    return said
+        rows.append(f"      and {len(ranks) - len(shown)} more")
+    return rows
 
 
 def _rank(one: RankView, now: float, slow: bool) -> str:
@@ -145,10 +145,10 @@ def _cut(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def stack_lines(said: dict[str, Any]) -> Sequence[str]:
+def stack_lines(stacks: dict[str, Any]) -> Sequence[str]:
     """Return the lines of what ``JobWatch.stacks`` has returned."""
-    found = [f"rank {said['rank']} on {said['host']}, process {said['pid']}:", ""]
-    found += ["main thread, in the program:", *said["main"]]
-    for name, stack in said["threads"].items():
+    found = [f"rank {stacks['rank']} on {stacks['host']}, process {stacks['pid']}:", ""]
+    found += ["main thread, in the program:", *stacks["main"]]
+    for name, stack in stacks["threads"].items():
         found += ["", f"thread {name}:", *stack]
     return found

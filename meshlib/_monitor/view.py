@@ -37,7 +37,7 @@ class State(enum.StrEnum):
     """The states of a rank.
 
     It is outside of calls, in a call, or in one for ``STUCK_SECONDS``. It waits for a place in the
-    job, has not come, or is silent. It is lost, or has left in good order.
+    job, has not arrived, or is silent. It is lost, or has left in good order.
     """
 
     COMPUTING = "computing"
@@ -76,12 +76,12 @@ class Moment:
 
 
 class RankView:
-    """One rank: its last ``sample``, read at ``heard``, and its ``smooth`` shares."""
+    """One rank: its last ``sample``, read at ``sampled_at``, and its ``smooth`` shares."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.sample: Sample | None = None
-        self.heard: float = 0.0
+        self.sampled_at: float = 0.0
         self.taken: int = 0
         """The number of samples."""
         self.smooth: Smooth = Smooth()
@@ -101,7 +101,7 @@ class RankView:
             self.sample.pid,
         ):
             return
-        self.sample, self.heard = sample, at
+        self.sample, self.sampled_at = sample, at
         self.taken += 1
         self.smooth.take(sample)
 
@@ -112,7 +112,7 @@ class RankView:
             return self.ended
         if sample is None:
             return State.SPARE if self.spare else State.ABSENT
-        if now - self.heard > SILENT_SECONDS:
+        if now - self.sampled_at > SILENT_SECONDS:
             return State.SILENT
         if sample.place < 0 and self.spare:
             return State.SPARE
@@ -165,7 +165,7 @@ class JobView:
             self.over = how
             self._note(at, "end", how)
 
-    def hear(self, event: JobEvent, at: float) -> None:
+    def on_event(self, event: JobEvent, at: float) -> None:
         """Note an event of the job's log."""
         match event:
             case RankLost(rank, how, vague):
@@ -270,8 +270,8 @@ class JobView:
         self._members = frozenset(members)
         for rank in members:
             self._rank(rank).spare = False
-        said = f"epoch {number} has begun, with {len(members)} ranks: {first_of(members)}"
-        self._note(at, "epoch", said)
+        text = f"epoch {number} has begun, with {len(members)} ranks: {first_of(members)}"
+        self._note(at, "epoch", text)
 
     def _note(self, at: float, kind: str, text: str) -> None:
         self.notes.append(Note(at, kind, text))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from meshlib._diagnosis.sampling.sample import SAMPLED, Sample, sample_key
-from meshlib._events.events import StackAsked, Watched, parse
+from meshlib._events.events import StackRequest, Watched, parse
 from meshlib._events.log import EVENTS, LOGS, LogReader, answer_key, publish
 from meshlib._monitor.view import JobView
 from transport._errors import DistError, DistStoreError, StoreTimeoutError
@@ -27,7 +27,7 @@ SECONDS = 1.0
 """From one sample of a rank to the next."""
 STACK_SECONDS = 5.0
 _END_SECONDS = 5.0
-_PATIENCE_SECONDS = 5.0
+_STORE_SECONDS = 5.0
 _LOGGER = logging.getLogger("meshlib")
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class JobWatch:
 
     def __init__(self, store: Store, view: JobView, every: float = SECONDS) -> None:
         self._view = view
-        self._store = store.with_patience(_PATIENCE_SECONDS)
+        self._store = store.with_grace(_STORE_SECONDS)
         self._whole = store
         self._every = every
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class JobWatch:
             return use(self._view)
 
     def look(self) -> None:
-        """Read what is new. Raises DistStoreError when the store cannot be reached."""
+        """Read the new entries. Raises DistStoreError if the store cannot be reached."""
         now = time.time()
         names = [name for name in self._logs.read(0.0) if name]
         if names and (self._log is None or names[-1] != self._log.name):
@@ -78,7 +78,7 @@ class JobWatch:
         events, samples = log.read()
         with self._lock:
             for event in events:
-                self._view.hear(event, now)
+                self._view.on_event(event, now)
             for sample in samples:
                 self._view.take(sample, now)
             self._view.tick(now)
@@ -134,7 +134,7 @@ class _WatchedLog:
         self.name = name
         prefix = name.removesuffix(EVENTS).removesuffix("/")
         self._client = PrefixStore(prefix, store) if prefix else store
-        self._store = self._client.with_patience(_PATIENCE_SECONDS)
+        self._store = self._client.with_grace(_STORE_SECONDS)
         self._me = secrets.token_hex(4)
         self._events = LogReader(self._store, EVENTS, parse)
         self._sampled = LogReader(self._store, SAMPLED, bytes.decode)
@@ -158,17 +158,17 @@ class _WatchedLog:
         ticket = secrets.token_hex(8)
         store = self._client.clone()  # a wait of its own holds up nobody
         try:
-            publish(store, StackAsked(rank, ticket))
+            publish(store, StackRequest(rank, ticket))
             key = answer_key(ticket, rank)
             try:
-                said: dict[str, Any] = json.loads(store.get(key, timeout=timeout))
+                stacks: dict[str, Any] = json.loads(store.get(key, timeout=timeout))
             except StoreTimeoutError:
                 raise StoreTimeoutError(
                     f"rank {rank} has not answered in {timeout:g} s: its process is stopped, or"
                     " in a function that never lets Python's other threads run"
                 ) from None
             store.delete_key(key)
-            return said
+            return stacks
         finally:
             store.close()
 

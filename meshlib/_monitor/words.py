@@ -1,4 +1,4 @@
-"""A job in words and plain values: one sentence, and what pages and terminals draw."""
+"""A job as text and plain values: a headline, and the data for pages and terminals."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def headline(view: JobView, now: float) -> str:
     for one in view.ordered():
         by_state.setdefault(one.state(now), []).append(one.rank)
     if not by_state:
-        return "No rank has come so far."
+        return "No rank has joined yet."
     if by_state.keys() == {State.LEFT}:
         return "All ranks have left in good order."
-    said = [_do(ranks, *verb) for state, verb in _VERBS.items() if (ranks := by_state.get(state))]
+    parts = [_do(ranks, *verb) for state, verb in _VERBS.items() if (ranks := by_state.get(state))]
     if waiting := by_state.get(State.WAITING):
         awaited = _awaited(view, waiting)
-        said.append(_do(waiting, "waits", "wait") + (f" for {named(awaited)}" if awaited else ""))
+        parts.append(_do(waiting, "waits", "wait") + (f" for {named(awaited)}" if awaited else ""))
     elif slow := view.stragglers:
-        said.append(
+        parts.append(
             f"{_do([one.rank for one in slow], 'keeps', 'keep')} the others waiting:"
             f" {percent(slow[0].own)} of the time outside of calls, the others"
             f" {percent(slow[0].others)}"
@@ -49,7 +49,7 @@ def headline(view: JobView, now: float) -> str:
     spares = by_state.get(State.SPARE, [])
     ready = f", {len(spares)} ready to come" if spares else ""
     running = f"{there} {'rank is' if there == 1 else 'ranks are'} there{ready}"
-    text = "; ".join([running, *said])
+    text = "; ".join([running, *parts])
     return text[0].upper() + text[1:] + "."
 
 
@@ -121,7 +121,7 @@ def _rank(view: RankView, now: float, slow: bool) -> dict[str, Any]:
         "how": view.how,
         "step": view.step,
         "inside": view.smooth.inside,
-        "heard": view.heard,
+        "sampled_at": view.sampled_at,
         "host": "" if sample is None else sample.host,
         "pid": 0 if sample is None else sample.pid,
         "total": 0 if sample is None else sample.total,

@@ -32,7 +32,7 @@ typedef struct {
     char numbering; /* a thread is about to number and queue a call in Python */
 } Order;
 
-uint16_t history_after(const Header *header); /* transport/_header.py */
+uint16_t history_after(const Header *header); /* transport/_calls/header.py */
 
 /* All of a header but its number and history, from elements, root, kind, dtype, op, extra, of which all
  * but the kind may be NULL: -1 with an exception. */
@@ -68,7 +68,7 @@ typedef struct {
     struct {
         PyObject *name;
         int own;
-    } files[KNOWN_FILES]; /* the last that were asked for, and what own_files says of them */
+    } files[KNOWN_FILES]; /* the last ones looked up, with the result of own_files */
     int next_file;
 } Recorder;
 

@@ -64,7 +64,7 @@ static int open_call(FastPath *s, NewCall *call) {
     }
     Py_END_CRITICAL_SECTION();
     if (!s->checked) return 0;
-    /* Other threads may run meanwhile: their calls come after this one. */
+    /* Other threads may run meanwhile: their calls follow this one. */
     if (prepare_record(s->ring, &call->opening) == 0) return 0;
     leave_with(call->lock, NULL);
     return -1;
@@ -97,7 +97,7 @@ static int carry_out(FastPath *s, NewCall *call, CallSpecification *what) {
         Py_XDECREF(call->record);
         return 0;
     }
-    o->group.news = 0; /* Python looks for it first */
+    o->group.wake_requested = 0; /* Python checks first why the call was woken */
     /* Called from here, so that the turn is given back also where a signal ends it before its first line. */
     PyObject *record = call->record ? (PyObject *)call->record : Py_NewRef(Py_None);
     PyObject *done = PyObject_CallFunction(s->resume, "Oi", record, (int)status);
@@ -123,7 +123,7 @@ static StreamLock *lock_of_peer(FastPath *s, PyObject *kind, int peer, uint32_t 
         Py_DECREF(found);
         return NULL;
     }
-    /* Another thread may have come here meanwhile: one of them stands twice then. */
+    /* Another thread may have added the lock meanwhile: then it is in the table twice. */
     int at = s->known_count < KNOWN_LOCKS ? s->known_count++ : s->next_known;
     s->next_known = (at + 1) % KNOWN_LOCKS;
     PyObject *before = (PyObject *)s->known[at].lock;

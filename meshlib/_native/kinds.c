@@ -9,10 +9,10 @@ static const KindRow table[] = {
     [BROADCAST] = {{0, AT_ROOT, 0}, {0, ELSEWHERE, 0}, .op = NONE, .rank = 1, .place = 2, .spare = 3, .agreed = 1},
     [ALL_REDUCE] = {NO_SIDE, {0, ALWAYS, 0}, .op = 1, .rank = NONE, .spare = 2, .agreed = 1},
     [REDUCE] = {{0, ELSEWHERE, 0}, {0, AT_ROOT, 0}, .op = 2, .rank = 1, .place = 3, .spare = 4, .agreed = 1},
-    [ALL_GATHER] = {{1, ALWAYS, 0}, {0, ALWAYS, 1}, .op = NONE, .rank = NONE, .spare = 2, .agreed = 1, .says_output = 1},
+    [ALL_GATHER] = {{1, ALWAYS, 0}, {0, ALWAYS, 1}, .op = NONE, .rank = NONE, .spare = 2, .agreed = 1, .records_output = 1},
     [REDUCE_SCATTER] = {{1, ALWAYS, 1}, {0, ALWAYS, 0}, .op = 2, .rank = NONE, .spare = 3, .agreed = 1},
     [GATHER] = {{0, ALWAYS, 0}, {1, AT_ROOT, 1}, .op = NONE, .rank = 2, .place = 3, .spare = 4, .result = 1, .has_default = 1},
-    [SCATTER] = {{1, AT_ROOT, 1}, {0, ALWAYS, 0}, .op = NONE, .rank = 2, .place = 3, .spare = 4, .has_default = 1, .says_output = 1},
+    [SCATTER] = {{1, AT_ROOT, 1}, {0, ALWAYS, 0}, .op = NONE, .rank = 2, .place = 3, .spare = 4, .has_default = 1, .records_output = 1},
     [SEND] = {{0, ALWAYS, 0}, NO_SIDE, .op = NONE, .rank = 1, .place = 3, .tag = 2, .spare = 4, .result = NONE},
     [RECV] = {NO_SIDE, {0, ALWAYS, 0}, .op = NONE, .rank = 1, .place = 3, .tag = 2, .spare = 4, .result = NONE},
     [ALL_TO_ALL] = {{1, ALWAYS, 1}, {0, ALWAYS, 1}, .op = NONE, .rank = NONE, .spare = 2},
@@ -26,7 +26,7 @@ static int is_whole(PyObject *number, long *value) {
     return !overflow;
 }
 
-/* The place that a global rank, or a place, stands for: -1 where neither is said as usual. */
+/* The place in the group of a global rank or of a place; -1: neither is given, or not as usual. */
 static int find_place(const GroupFacts *u, PyObject *rank, PyObject *place, int otherwise) {
     long value;
     if (rank == Py_None) {
@@ -81,7 +81,7 @@ static int take_side(const GroupFacts *u, GroupObject *o, const Arguments *a, co
     if (!side->parts || !a->listed) {
         if (!take_array(u, o, argument, writable)) return 0;
         const Py_buffer *view = &o->views[first];
-        /* Data that goes to all members, or comes from all, is split by rows. */
+        /* Data from or to all members is split by rows. */
         Py_ssize_t units = view->len / view->itemsize;
         if (a->row->input.parts && a->row->output.parts) units = view->ndim ? view->shape[0] : 1;
         if (units % parts) return 0;
@@ -147,11 +147,11 @@ static int take_all(const GroupFacts *u, GroupObject *o, const Arguments *a, Cal
     if (own_input && own_output && own_input->nbytes != own_output->nbytes) return 0;
     if (!are_apart(o, inputs, row->agreed ? own_input : NULL, own_output)) return 0;
     uint64_t given = bytes_of(from, what->inputs), got = bytes_of(to, outputs);
-    uint64_t said = !given || (row->says_output && got) ? got : given;
-    *nbytes = (long long)said;
+    uint64_t recorded = !given || (row->records_output && got) ? got : given;
+    *nbytes = (long long)recorded;
     what->header.dtype = (uint16_t)dtype;
     what->header.op = (uint8_t)a->op;
-    if (row->agreed) what->header.elements = said / (uint64_t)o->views[0].itemsize;
+    if (row->agreed) what->header.elements = recorded / (uint64_t)o->views[0].itemsize;
     return 1;
 }
 

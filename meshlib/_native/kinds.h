@@ -1,4 +1,4 @@
-/* A table of the kinds of calls that are made here, and the arguments of a call as it says. */
+/* A table of the kinds of calls that are made here, and the arguments of a call read by it. */
 #pragma once
 #include "stream_lock.h"
 
@@ -21,7 +21,7 @@ typedef struct {
     signed char result;          /* the one that the call returns */
     char has_default;            /* without a rank or a place the root's place is 0 */
     char agreed;                 /* all members have as many elements */
-    char says_output;            /* the record has the bytes of the output */
+    char records_output;            /* the record has the bytes of the output */
 } KindRow;
 
 /* A group as such calls see it. */
@@ -44,7 +44,7 @@ typedef struct {
 /* 1; 0: the call is not one that can be made here. No exception. */
 int read_arguments(const GroupFacts *u, long kind, int listed, PyObject *tuple, Arguments *a);
 
-/* Export the arrays, and say what the call is: its header's fields and its bytes. 1; 0 as above, the arrays released. */
+/* Export the arrays, and describe the call: its header's fields and its bytes. 1; 0 as above, the arrays released. */
 int take_arguments(const GroupFacts *u, GroupObject *o, const Arguments *a, CallSpecification *what, long long *nbytes);
 
 /* The call's result: NULL with an exception. */

@@ -1,7 +1,7 @@
 /* The numbers of a group that Python and C both count on. */
 #include "calls.h"
 
-#define PRIME 65521u /* as in transport/_header.py */
+#define PRIME 65521u /* as in transport/_calls/header.py */
 
 PyTypeObject *order_type;
 

@@ -14,7 +14,7 @@ extern PyTypeObject *lock_type;
 extern PyType_Spec lock_spec;
 
 /* Take the turn if nobody has it or waits for it: 1, 0, or -1 with an exception. The calling thread itself may have
- * it, if a signal has come in the middle of its call. Does not give up the interpreter's lock. */
+ * it, if a signal has arrived in the middle of its call. Does not give up the interpreter's lock. */
 int try_enter(StreamLock *self);
 
 /* Give the turn back, and return result, or NULL with the exception that there was. */

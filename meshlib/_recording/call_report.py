@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._header import CallHeader, Kind, kind_name
+from transport._calls.header import CallHeader, Kind, kind_name
 
 
 @dataclass(frozen=True, slots=True)

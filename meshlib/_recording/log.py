@@ -18,7 +18,7 @@ from transport import _environment as environment
 
 if TYPE_CHECKING:
     from meshlib._recording.recorder import Record
-    from transport._call import Call
+    from transport._calls.call import Call
     from transport._communicators.base import Communicator
 
 LOGGER = logging.getLogger("meshlib")
@@ -49,7 +49,7 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the rank to what the caller passes as ``extra``."""
+        """Add the rank to the caller's ``extra``."""
         kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
         return msg, kwargs
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
 from transport import _environment as environment
-from transport._call import Call, Rest
-from transport._deadline import Deadline
-from transport._header import Kind
+from transport._calls.call import Call, Rest
+from transport._calls.header import Kind
+from transport._waiting.deadline import Deadline
 
 if TYPE_CHECKING:
     from transport._cuda.completion import Completion
@@ -141,7 +141,8 @@ class Record(Call):
 
 
 def capacity_from_environment() -> int:
-    """Return how many calls a recorder is to keep. Raises ValueError for what is no number."""
+    """Return how many calls a recorder is to keep. Raises ValueError for a value that is not a
+    number."""
     text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")
@@ -153,7 +154,7 @@ Annotate = Callable[[str], AbstractContextManager[object]]
 
 
 class _CallRing:
-    """The last ``capacity`` calls, whose records are of ``type_``. The compiled core has the same.
+    """The last ``capacity`` calls, in records of ``type_``. The compiled core has the same.
 
     ``own_files`` says whose frames are skipped; ``labels`` has the name that a thread gives to its
     calls, by the thread's number; each of ``followers`` gets every record.

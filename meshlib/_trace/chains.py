@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from meshlib._recording.call_report import CallReport
 from meshlib._trace.dump import RankDump, first_line
-from transport._header import Kind
+from transport._calls.header import Kind
 
 Key = tuple[str, int, int]
 """A call: the group of workers, the caller's rank, and its number for the call."""

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         perfetto.write_text(json.dumps(trace(dumps)), encoding="utf-8")
         found = "" if records == Path(options.directory) else f"records: {records}\n"
         calls = describe(dumps)
-        said = f"{verdict(dumps)}\n{calls}\n" if calls else f"{verdict(dumps)}\n"
-        return f"{found}{said}timeline: {html}\ntrace for ui.perfetto.dev: {perfetto}\n"
+        text = f"{verdict(dumps)}\n{calls}\n" if calls else f"{verdict(dumps)}\n"
+        return f"{found}{text}timeline: {html}\ntrace for ui.perfetto.dev: {perfetto}\n"
 
     return print_result(parser.prog, make)

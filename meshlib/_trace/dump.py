@@ -106,14 +106,14 @@ def find(directory: str | Path) -> Path:
             return max(paths, key=lambda path: path.stat().st_mtime).parent
     lacks = f"has no flight records ({RECORDS}), nor a run below it"
     raise FileNotFoundError(
-        f"{directory} {lacks if folder.is_dir() else 'is no folder'}; {HOW_TO_KEEP}"
+        f"{directory} {lacks if folder.is_dir() else 'is not a folder'}; {HOW_TO_KEEP}"
     )
 
 
 def read(directory: str | Path) -> list[RankDump]:
     """Return the dumps in ``directory``, by rank.
 
-    Raises FileNotFoundError when there is none, ValueError naming a file that is no dump.
+    Raises FileNotFoundError when there is none, ValueError naming a file that is not a dump.
     """
     paths = sorted(Path(directory).glob(RECORDS))
     if not paths:

@@ -151,10 +151,10 @@ def _cause(dumps: Sequence[RankDump]) -> str:
             )
             return f"Ranks waited for each other in different calls: {views}."
         if missing:
-            first, came = min(one.calls.items(), key=lambda item: item[1].issued)
+            first, call = min(one.calls.items(), key=lambda item: item[1].issued)
             return (
-                f"{named(missing).capitalize()} never came to {came} on {one.description}; "
-                f"the first to wait was rank {first}, at {came.site}."
+                f"{named(missing).capitalize()} never came to {call} on {one.description}; "
+                f"the first to wait was rank {first}, at {call.site}."
                 f"{_doing(dumps, missing)}"
             )
     failed = sorted((dump for dump in dumps if dump.error), key=lambda dump: dump.written)

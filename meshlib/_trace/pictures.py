@@ -29,7 +29,7 @@ def page(dumps: Sequence[RankDump]) -> str:
 
 
 def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
-    """Return what the page draws: times in seconds from the first call on."""
+    """Return the page's data: times in seconds since the first call."""
     names = names_of_groups(dumps)
     calls: list[dict[str, Any]] = []
     for i, span in enumerate(spans(dumps)):

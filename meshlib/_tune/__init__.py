@@ -1,1 +1,1 @@
-"""``meshlib tune``: measures where one algorithm gives way to another, and what messages cost."""
+"""``meshlib tune``: measures the sizes at which algorithms change, and the cost of messages."""

@@ -17,7 +17,7 @@ from meshlib._bench.cli import chosen
 from meshlib._bench.predict import in_words
 from meshlib._bench.report import processor
 from meshlib._bench.sizes import format_size
-from meshlib._command_line import OneLineParser, say
+from meshlib._command_line import OneLineParser, print_note
 from meshlib._launcher.spawn import spawn
 from meshlib._tune.contests import CONTESTS
 from meshlib._tune.measure import TRANSPORTS, TuningResults, measure, run
@@ -34,7 +34,7 @@ Measure = Callable[[str, int], TuningResults]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what ``argv`` says, write the table, and return an exit code."""
+    """Run the measurement of ``argv``, write the table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
     try:
         with args.output.open("a"):  # before minutes are spent on what cannot be written
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tuning = tune(args.transports, args.ranks, _measure, _progress)
         args.output.write_text(tuning.encode() + "\n", encoding="utf-8")
     except (OSError, DistError) as error:
-        say("meshlib tune", str(error))
+        print_note("meshlib tune", str(error))
         return 1
     sys.stdout.write(describe(tuning))
     sys.stdout.write(f"\nwritten to {args.output}; to use it: {environment.TUNING}={args.output}\n")
@@ -55,8 +55,8 @@ def tune(
     measure: Measure,
     progress: Callable[[str], None],
 ) -> Tuning:
-    """Return what ``measure(transport, ranks)`` finds for all of them. The cost is that among the
-    fewest ranks, where nobody waits for a processor.
+    """Return the results of ``measure(transport, ranks)`` for all of them. The cost is measured
+    among the fewest ranks, none of which waits for a processor.
     """
     found: dict[str, TransportTuning] = {}
     for transport in transports:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
-from transport._header import Kind
 
 _NEVER, _ALWAYS = -1, 1 << 62
 # With a star for small data, or doubling by the cost of a frame, the others cannot be compared.
@@ -67,4 +67,4 @@ LARGE_BYTES = 16 * MIB
 SEGMENTS: tuple[int, ...] = (128 * KIB, 256 * KIB, 512 * KIB, MIB)
 """The values of ``segment`` that are tried on ``LARGE_BYTES``."""
 EXCHANGED = (8, KIB, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
-"""Sizes from which the costs of a frame and of a byte are derived."""
+"""The sizes to measure for the costs of a frame and of a byte."""

@@ -9,11 +9,12 @@ import numpy as np
 
 
 def crossover(sizes: Sequence[int], below: Sequence[float], above: Sequence[float]) -> int:
-    """Return the size up to which one algorithm is used, and beyond which another.
+    """Return the size up to which the first of two algorithms is used.
 
-    ``below`` and ``above`` are the seconds of the two at ``sizes`` (rising). Of all thresholds,
-    the one that loses least against always taking the faster one, by the sum of the logarithms of
-    the ratios: noise at one size does not decide. 0 means that the first one is never used.
+    ``below`` and ``above`` are the seconds of the two at ``sizes`` (rising). The threshold is the
+    one that loses least against always taking the faster algorithm. The loss is the sum of the
+    logarithms of the ratios, so noise at one size does not decide. 0 means that the first one is
+    never used.
     """
     if not len(sizes) == len(below) == len(above) > 0:
         raise ValueError(

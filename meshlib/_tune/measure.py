@@ -14,21 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from meshlib._job.current import current_world
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._job.world import World
 from meshlib._records import JsonRecord
 from meshlib._tune.contests import CONTESTS, EXCHANGED, LARGE_BYTES, SEGMENTS, Contest
 from meshlib._tune.estimates import best_of, crossover, fit_line
 from meshlib._tune.stopwatch import CallIssuer, interleaved
-from transport._auto import choose
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import Cost
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._header import Kind
+from transport._hierarchical.auto import choose
 from transport._hierarchical.cost import inside_bytes
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._link import exchange as exchange_frames
 from transport._links.communicator import LinkCommunicator
 from transport._operands.flat import as_bytes
@@ -68,7 +68,7 @@ class TransportBenchmark:
         return self._decide_large(table) if self._transport in ("tcp", "inproc") else table
 
     def cost(self) -> Cost | None:
-        """Return what a frame, a byte and a byte reduced cost; None where other transports say."""
+        """Return the costs of a frame, a byte and a reduced byte; None if others' costs apply."""
         if self._transport == "hierarchical":
             return None
         parallelism = available_cores()
@@ -89,7 +89,7 @@ class TransportBenchmark:
         return crossover(contest.sizes, below, above)
 
     def _decide_large(self, table: Thresholds) -> Thresholds:
-        """Choose what matters for large data alone."""
+        """Choose the thresholds for large data only."""
         pairs = replace(table, all_reduce_doubling=0, frame=0, pairwise_ranks=self._size)
         halving = replace(pairs, pairwise_ranks=0)
         with ExitStack() as stack:
@@ -155,7 +155,7 @@ def _exchange_cost(issuer: CallIssuer, communicator: LinkCommunicator) -> tuple[
 
 
 def _gamma() -> float:
-    """Return the seconds in which a byte of float32 is added to another, out of the caches' way."""
+    """Return the seconds to add a byte of float32 to another, for arrays larger than the caches."""
     lower, upper = np.ones(_GAMMA_BYTES // 4, np.float32), np.ones(_GAMMA_BYTES // 4, np.float32)
     seconds: list[float] = []
     for _ in range(50):
@@ -166,13 +166,13 @@ def _gamma() -> float:
 
 
 def measure(transport: str) -> TuningResults:
-    """Measure among all ranks of the job, of which this is one."""
+    """Measure among all ranks of the job; every rank calls it."""
     bench = TransportBenchmark(transport)
     return TuningResults(bench.cost(), bench.thresholds())
 
 
 def run(rank: int, transport: str, path: str) -> None:
-    """Be a rank that ``meshlib.spawn`` started; rank 0 writes what was found to ``path``."""
+    """Run as a rank that ``meshlib.spawn`` started; rank 0 writes the results to ``path``."""
     init_process_group("tcp")
     found = measure(transport)
     if rank == 0:

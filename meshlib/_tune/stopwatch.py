@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 
 from meshlib._c10d.functions.arrays import all_reduce
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Deadline
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Deadline
 
 _SECONDS = 120.0
 _FEWEST, _MOST = 4, 40
@@ -37,8 +37,9 @@ class CallIssuer:
         return Call(header, Deadline.after(_SECONDS))
 
     def prepare(self, kind: Kind, nbytes: int) -> Run:
-        """Return what makes a call of ``kind`` on ``nbytes`` of float32 (of all members' parts
-        together, where they have parts), from and into memory of its own.
+        """Return a function that makes a call of ``kind`` on ``nbytes`` of its own float32.
+
+        If members have parts, ``nbytes`` is for all parts together.
         """
         comm, n = self.communicator, self.communicator.size
         count = max(1, nbytes // _FLOAT.itemsize)

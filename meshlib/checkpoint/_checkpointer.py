@@ -15,7 +15,7 @@ from meshlib.checkpoint._loading import load_like
 from meshlib.checkpoint._participants import Participants
 from meshlib.checkpoint._pieces import ChunkShares, Room
 from meshlib.checkpoint._saving import Save
-from transport._interrupts import join
+from transport._waiting.interrupts import join
 
 
 def save(
@@ -98,8 +98,8 @@ def load(
         The tree, of the types of ``like``.
 
     Raises:
-        CheckpointError: On every rank, where there is no checkpoint, for a tree, shapes or
-            dtypes that differ, which it names, and for a ``step`` that is another one on some rank.
+        CheckpointError: On every rank, if there is no checkpoint, for a tree, shapes or dtypes that
+            differ, which it names, and for a ``step`` that is another one on some rank.
         CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
             array, chunk and file.
     """
@@ -125,7 +125,8 @@ class Checkpointer:
 
     Raises:
         ValueError: For counts below 1, or another ``better``; on every rank.
-        TypeError: For what is no path or whole number, on every rank; for what is no group.
+        TypeError: For a value that is not a path or whole number, on every rank; for a value that
+            is not a group.
     """
 
     _storage: Storage
@@ -161,14 +162,14 @@ class Checkpointer:
     def save(self, state: Any, *, step: int, metric: float | None = None) -> str:
         """Write a checkpoint and return its path, as ``meshlib.checkpoint.save`` does.
 
-        ``state``, ``step`` and ``metric`` are as there. Waits for one that is under way first, and
-        raises what went wrong with it.
+        It has the same ``state``, ``step`` and ``metric``. It first waits for a running save, and
+        raises the error of that save if it failed.
         """
         self.wait()
         return self._begin(state, step, metric, detached=False).write(self._keeping)
 
     def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
-        """Copy what this rank writes of ``state``, and write it while the program goes on.
+        """Copy this rank's part of ``state``, and write it while the program goes on.
 
         ``state``, ``step`` and ``metric`` are as for ``save``. At most one is under way: this waits
         for the one before. The ranks tell each other what they save in the background, too. So what
@@ -196,7 +197,7 @@ class Checkpointer:
             copied.set()
 
     def _begin(self, state: Any, step: int, metric: float | None, *, detached: bool) -> Save:
-        """Return a save to be written; which chunks are whose is worked out when that changes."""
+        """Return a save to write; the chunks are divided among ranks anew only after a change."""
         storage = self._storage
         begun = Save(
             self._participants,
@@ -213,7 +214,7 @@ class Checkpointer:
     def wait(self) -> str | None:
         """Wait for the save under way; return its path, or None if there was none since.
 
-        Raises what went wrong with it.
+        Raises its error if it failed.
         """
         if self._thread is None:
             if self._closed:

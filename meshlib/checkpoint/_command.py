@@ -49,7 +49,7 @@ class _Differs(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what ``argv`` says; return the exit code: 0, 1 for what is damaged or differs, or 2."""
+    """Run the command in ``argv``; return 0, 1 if data is damaged or differs, or 2."""
     parser = OneLineParser(
         prog="meshlib checkpoint",
         description="Look at checkpoints, check them, and cut them into other chunks.",
@@ -81,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def make() -> str:
         try:
             return _WORDS[given.word][0](given)
-        except _Differs as told:
+        except _Differs as difference:
             failed.append(True)
-            return str(told)
+            return str(difference)
 
     return print_result(f"{parser.prog} {given.word}", make) or int(bool(failed))
 
@@ -258,7 +258,7 @@ _Side = tuple[ChunkReader, str, ChunkGrid]
 
 
 def _array_difference(one: _Side, other: _Side) -> str | None:
-    """Return in what two arrays differ, going through them chunk by chunk; None if in nothing."""
+    """Compare two arrays chunk by chunk; return the difference in words, or None."""
     kinds = [f"{grid.dtype.name}{list(grid.shape)}" for _, _, grid in (one, other)]
     if kinds[0] != kinds[1]:
         return f"{kinds[0]} and {kinds[1]}"

@@ -92,7 +92,7 @@ def why_not_like(grid: ChunkGrid, leaf: Any) -> str | None:
 
 
 def target_like(grid: ChunkGrid, leaf: Any) -> Target:
-    """Return what has to be read for an array like ``leaf``, and how it becomes one."""
+    """Return the part to read for an array like ``leaf``, and the function that makes it one."""
     sharding = sharding_of(leaf)
     if sharding is None:
         return grid.whole, _finisher(leaf)

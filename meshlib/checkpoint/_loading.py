@@ -61,9 +61,9 @@ def _find_together(participants: Participants, path: Any, step: Any) -> Descript
         open_storage(path)
         return number, find(path, number) if participants.is_first else None
 
-    told = participants.gather(look)
-    number, found = told[0]
-    for rank, (other, _) in zip(participants.ranks, told, strict=True):
+    answers = participants.gather(look)
+    number, found = answers[0]
+    for rank, (other, _) in zip(participants.ranks, answers, strict=True):
         if other != number:
             raise CheckpointError(
                 f"step is {number} on rank {participants.ranks[0]} and {other} on rank {rank};"
@@ -74,7 +74,7 @@ def _find_together(participants: Participants, path: Any, step: Any) -> Descript
 
 
 class ChunkReader:
-    """Reads parts of arrays. Whole chunks are read and checked; without ``verify`` what is needed.
+    """Reads parts of arrays. Reads and checks whole chunks; without ``verify`` only needed parts.
 
     ``bytes_read`` counts.
     """
@@ -169,7 +169,7 @@ class ChunkReader:
             )
 
     def check(self, name: str) -> Iterator[CorruptCheckpointError]:
-        """Read all of an array; yield what is wrong with each of its chunks."""
+        """Read all of an array; yield the error of each damaged chunk."""
         grid = self._found.grids[name]
         for index in grid.all_chunks():
             try:

@@ -1,4 +1,4 @@
-"""A tree as JSON: its nodes, and what they stand for.
+"""A tree as JSON: its nodes, and the values that they encode.
 
 A value of the usual kinds is itself; everything else is an object of one member that says what it
 is: ``{"dict": [[key, node], ...]}``, ``{"array": "model/weight"}``, ``{"float": "nan"}``.
@@ -25,7 +25,7 @@ DEEPEST = 100
 
 
 def encode_value(value: Any, path: tuple[str, ...]) -> Node:
-    """Return a leaf that is no array as a node; raise TypeError, naming its path.
+    """Return a leaf that is not an array as a node; raise TypeError, naming its path.
 
     An instance of a subclass of int, str and similar types would come back as the base type.
     """
@@ -102,7 +102,7 @@ def shown(path: Sequence[Any]) -> str:
 
 
 def kind_of(node: Node) -> tuple[str, Any]:
-    """Return what a node is ("value" for all values) and what it holds."""
+    """Return the kind of a node ("value" for all values) and its contents."""
     if isinstance(node, dict):
         ((kind, data),) = cast("dict[str, Any]", node).items()
         if kind in ("array", "dict", "fields", "list", "tuple"):

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Participants:
-    """The members of a group, or this process alone where there is no job.
+    """The members of a group, or this process alone if there is no job.
 
     ``group`` is a mesh or a process group; None is the default group. Raises TypeError for
     anything else, ValueError on a rank outside.
@@ -28,7 +28,7 @@ class Participants:
         if (found is not None and not isinstance(found, ProcessGroup)) or (group and not found):
             raise TypeError(f"group is {group!r}; expected a DeviceMesh or a ProcessGroup")
         if found is not None and found.rank() < 0:
-            raise ValueError(f"group: this rank is no member of {found}")
+            raise ValueError(f"group: this rank is not a member of {found}")
         self.group = found
         self.ranks: tuple[int, ...] = (0,) if found is None else found.ranks
         self.place: int = 0 if found is None else found.rank()
@@ -64,10 +64,10 @@ class Participants:
         return self.gather(lambda: make() if self.is_first else None)[0]  # type: ignore[return-value]
 
 
-def first_difference(ranks: Sequence[int], told: Sequence[dict[str, str]]) -> str | None:
+def first_difference(ranks: Sequence[int], answers: Sequence[dict[str, str]]) -> str | None:
     """Return the first difference between a rank's lines and the first rank's; None if alike."""
-    mine = told[0]
-    for rank, other in zip(ranks, told, strict=True):
+    mine = answers[0]
+    for rank, other in zip(ranks, answers, strict=True):
         if other == mine:
             continue
         for path in mine | other:

@@ -36,7 +36,7 @@ Room = npt.NDArray[np.uint8]
 
 @dataclass
 class ChunkWrite:
-    """A chunk that this rank writes: what of it lies in the array, as a view or a copy."""
+    """A chunk that this rank writes: its part in the array, as a view or a copy."""
 
     array: str
     index: Index
@@ -85,7 +85,7 @@ class ArrayEntry(NamedTuple):
         return cls(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding_of(leaf))
 
     def line(self) -> str:
-        """Return what must be the same on all ranks."""
+        """Return the properties that must be the same on all ranks."""
         line = f"an array of {self.dtype.name}{list(self.shape)}"
         if self.sharding is None:
             return line
@@ -150,7 +150,7 @@ class ChunkShares:
         return {kept.name: kept.line() for kept in self.arrays}
 
     def pieces(self, leaves: Mapping[str, Any]) -> list[ChunkWrite]:
-        """Return what this rank writes of the arrays, given by name, as views.
+        """Return this rank's pieces to write of the arrays, given by name, as views.
 
         Called by all ranks, which communicate where arrays are ``moved``.
         """
@@ -186,10 +186,10 @@ class ChunkShares:
                 write_document(storage, f"{folder}/{group}", group_document({}, None))
         return checksums
 
-    def in_order(self, told: Iterable[Checksums]) -> dict[str, list[int]]:
+    def in_order(self, sums: Iterable[Checksums]) -> dict[str, list[int]]:
         """Return the checksums of all chunks of each array, in C order, from those of each rank."""
         found: Checksums = {name: {} for name in self._grids}
-        for one in told:
+        for one in sums:
             for name, checksums in one.items():
                 found[name].update(checksums)
         return {

@@ -148,7 +148,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def _replace(top: Path, files: Sequence[str]) -> None:
-    """Put what was written in the place of what an earlier export has left.
+    """Replace the files of an earlier export by the written ones.
 
     At any moment what can be read is of one export: the old one, the new one, or none.
     """
@@ -209,7 +209,7 @@ class SafetensorsFiles(Mapping[str, Host]):
             for file in _files_without_index(top):
                 self._arrays.update(_map_file(file))
         if not self._arrays:
-            raise CheckpointError(f"{path} is no safetensors file and has none")
+            raise CheckpointError(f"{path} is not a safetensors file and contains none")
 
     def __getitem__(self, name: str) -> Host:
         return self._arrays[name]

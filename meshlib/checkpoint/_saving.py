@@ -101,7 +101,7 @@ class Save:
             self._wrong = self._wrong or error
 
     def detach(self, room: Room | None) -> Room | None:
-        """Copy what is to be written, so that the state may change; return the memory of it.
+        """Copy the data to write, so that the state may change; return the memory of the copy.
 
         That is ``room`` if it is large enough. What goes wrong ``write`` raises.
         """
@@ -137,7 +137,7 @@ class Save:
     def _agree(self) -> None:
         participants = self._participants
 
-        def tell() -> tuple[str, StoredCheckpoint | None]:
+        def answer() -> tuple[str, StoredCheckpoint | None]:
             if self._wrong is not None:
                 raise self._wrong
             digest = sha256(json.dumps(self._lines()).encode()).hexdigest()
@@ -147,9 +147,9 @@ class Save:
             return f"{digest} step {self._step} metric {self._metric}", self._entry
 
         with self._or_give_up():
-            told = participants.gather(tell)
-            self._entry = told[0][1]
-            if any(digest != told[0][0] for digest, _ in told):
+            answers = participants.gather(answer)
+            self._entry = answers[0][1]
+            if any(digest != answers[0][0] for digest, _ in answers):
                 own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
                 difference = first_difference(participants.ranks, participants.gather(lambda: own))
                 raise CheckpointError(
@@ -158,7 +158,7 @@ class Save:
                 )
 
     def _lines(self) -> dict[str, str]:
-        """Return what must be the same on all ranks: a line for each leaf, by its path."""
+        """Return a line for each leaf, by its path; the lines must be the same on all ranks."""
         assert self.shares is not None
         lines: dict[str, str] = {}
         for path, leaf in leaves_of(self._tree):
@@ -175,7 +175,7 @@ class Save:
             raise
 
     def _give_up(self, error: BaseException) -> None:
-        """Remove what there is of it, on the first rank, and what other jobs have left."""
+        """On the first rank, remove its files and the leftovers of other jobs."""
         if self._entry is None or not self._participants.is_first:
             return
         entry, storage = self._entry, self._storage

@@ -40,8 +40,8 @@ _SHOWN_DIFFERENCES = 8
 def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
     """Return ``tree`` as JSON, and its arrays by name: the path with ``/`` between the keys.
 
-    Raises TypeError with the path for an object that is no tree, value or array. Raises it too for
-    a part of the tree that could not be rebuilt from its items.
+    Raises TypeError with the path for an object that is not a tree, value or array. Raises it too
+    for a part of the tree that could not be rebuilt from its items.
     """
     arrays: dict[str, Any] = {}
     names = _Names()
@@ -188,7 +188,7 @@ def _file_name(key: str) -> str:
 
 
 class Matching:
-    """Goes through a checkpoint's tree and the one that it is to be like, and notes what differs.
+    """Compares a checkpoint's tree with the tree to load, and notes the differences.
 
     ``grids`` has the checkpoint's arrays, by name. ``wanted`` has those that are needed afterwards,
     each with its leaf (``...`` for one that is wanted as it is).
@@ -204,13 +204,13 @@ class Matching:
         """Raise CheckpointError that lists the differences, if there are any."""
         if not self.differences:
             return
-        told = self.differences[:_SHOWN_DIFFERENCES]
-        if len(self.differences) > len(told):
-            told.append(f"and {len(self.differences) - len(told)} more")
-        raise CheckpointError(f"{where} differs from what is to be loaded: {'; '.join(told)}")
+        shown = self.differences[:_SHOWN_DIFFERENCES]
+        if len(self.differences) > len(shown):
+            shown.append(f"and {len(self.differences) - len(shown)} more")
+        raise CheckpointError(f"{where} differs from what is to be loaded: {'; '.join(shown)}")
 
     def match(self, node: Node, like: Any, path: tuple[Any, ...] = ()) -> Maker:
-        """Return a function of ``array(name)`` that makes the tree; note what differs."""
+        """Return a function of ``array(name)`` that makes the tree; note the differences."""
         if like is ... or isinstance(like, FunctionType | MethodType):
             self._lay_out(node, like, path)
             return partial(decode, node)
@@ -231,7 +231,7 @@ class Matching:
         return self._match_children(node, like, children[1], path)
 
     def _lay_out(self, node: Node, like: Any, path: tuple[Any, ...]) -> None:
-        """Note what the arrays below are to be like: what a function says, or as they are."""
+        """Note the wanted forms of the arrays below: from a function, or their own."""
         for below, leaf in leaves_of(node):
             name = array_of(leaf)
             if name is None:

@@ -25,8 +25,8 @@ class AttemptVariables:
     mesh: str | None
 
     def variables(self, rank: int, nodes: Sequence[str], host: str) -> dict[str, str]:
-        """Return what makes a process ``rank``: ``nodes`` names each rank's machine, by rank;
-        ``host`` is the address of its own.
+        """Return the variables that make a process ``rank``. ``nodes`` names each rank's machine,
+        by rank; ``host`` is the address of this rank's machine.
         """
         nodes = list(nodes)
         node = nodes[rank]

@@ -47,7 +47,7 @@ class MeshlibConfig(BackendConfig):
         return _MeshlibBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what Ray shows of this configuration."""
+        """Return this configuration in the form that Ray shows."""
         return {"backend": self.backend, "timeout": self.timeout, "mesh": self.mesh}
 
 

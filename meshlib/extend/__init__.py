@@ -1,7 +1,7 @@
 """The interface for libraries on top of meshlib. ``parallel`` uses nothing else.
 
 Programs need none of it. Names here keep to the same versions as all public names
-(docs/compatibility.md), and are documented in docs/reference/extend.md:
+(docs/reference/compatibility.md), and are documented in docs/reference/meshlib/extend.md:
 
 - ``Job``: the calling rank's job, its groups, and the way from one epoch to the next;
 - groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;
@@ -31,12 +31,12 @@ from meshlib.extend._groups import (
     on_failure,
 )
 from meshlib.extend._job import Job
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.codes import dtype_name, op_name
+from transport._calls.header import CallHeader, Kind
 from transport._checks import to_whole_number, to_whole_numbers
-from transport._codes import dtype_name, op_name
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout, to_seconds
-from transport._header import CallHeader, Kind
+from transport._waiting.deadline import Timeout, to_seconds
 
 __all__ = [
     "Call",

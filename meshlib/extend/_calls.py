@@ -39,8 +39,8 @@ def observe(group: ProcessGroup, observer: Observer) -> Generator[None]:
 def issue(group: ProcessGroup, call: CallSpec) -> None:
     """Make ``call`` on ``group`` at its turn, and wait for its end.
 
-    Its kind, elements, root, dtype, op and extra must be equal on all members. Raises what the
-    collectives raise.
+    Its kind, elements, root, dtype, op and extra must be equal on all members. Raises the errors of
+    collectives.
     """
     call_queue_of(group).issue(call)
 

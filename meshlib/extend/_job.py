@@ -12,8 +12,8 @@ from meshlib._job.continuing.epochs import Change, Choose
 from meshlib._job.current import current_world
 from meshlib._job.membership import Epoch
 from meshlib._recording.log import RankLog
-from transport._deadline import Timeout, to_seconds
 from transport._operands.compression import Compression
+from transport._waiting.deadline import Timeout, to_seconds
 
 
 class Job:
@@ -76,7 +76,7 @@ class Job:
         Raises:
             ValueError: For ranks that are not in the present epoch, or there twice, and for an
                 unknown backend.
-            TypeError: For ranks that are no whole numbers.
+            TypeError: For ranks that are not integers.
         """
         return self._world.registry.new_group(
             ranks, backend=backend, timeout=timeout, desc=desc, sort=False, compression=compression
@@ -102,7 +102,7 @@ class Job:
     def agree_on_epoch(
         self,
         *,
-        said: Any = None,
+        proposal: Any = None,
         choose: Choose | None = None,
         excluded: Collection[int] = (),
         timeout: Timeout,
@@ -115,9 +115,9 @@ class Job:
 
         Args:
             said: This rank's message to the choosing member: values of JSON.
-            choose: Called as ``choose(said, missing)``; None: the remaining members go on. It
+            choose: Called as ``choose(proposals, missing)``; None: the remaining members go on. It
                 returns a dict: ``members`` has the next members by place, other keys are agreed on
-                as well. It may return None to wait for more ranks. ``said`` has the values by
+                as well. It may return None to wait for more ranks. ``proposals`` has the values by
                 rank. ``missing`` says by rank why it is lost.
             excluded: Global ranks that are to have no place.
             timeout: The longest that members which are there are waited for.
@@ -130,7 +130,7 @@ class Job:
         """
         return epochs.agree_on_epoch(
             self._world,
-            said=said,
+            proposal=proposal,
             choose=choose,
             excluded=excluded,
             timeout=to_seconds(timeout),
@@ -140,7 +140,8 @@ class Job:
     def enter(self, change: Change) -> None:
         """Begin the epoch of ``change``: its members are the default group.
 
-        Groups end, but for those whose calls have all ended on all members. Raises RankFailedError
+        Groups end, except for those whose calls have all ended on all members. Raises
+        RankFailedError
         on a rank that has no place in it: it is a job of its own from then on.
         """
         epochs.enter(self._world, change)

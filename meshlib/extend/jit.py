@@ -3,8 +3,8 @@
 The collectives of ``meshlib.jit`` and ``parallel.jax`` are made of it. Needs JAX.
 """
 
-from meshlib.jit._host_calls import host_call, is_compiling, is_tracing, untransformed
-from meshlib.jit._program import HostArray, HostFunction, Program
+from meshlib.jit._xla.host_calls import host_call, is_compiling, is_tracing, untransformed
+from meshlib.jit._xla.program import HostArray, HostFunction, Program
 
 __all__ = [
     "HostArray",

@@ -18,9 +18,9 @@ from meshlib._job.current import (
     is_thread_world,
     resolve_process_group,
 )
-from meshlib.jit._host_calls import internals
+from meshlib.jit._xla.host_calls import internals
+from transport._calls.codes import dtype_code
 from transport._checks import to_whole_number
-from transport._codes import dtype_code
 from transport._operands.reduce_op import RedOpType, ReduceOp
 
 
@@ -53,7 +53,7 @@ def prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
 
 
 def multiplied(x: jax.Array, op: Any) -> tuple[jax.Array, ReduceOp]:
-    """Return what is to be reduced, and how, checked: a PREMUL_SUM is the SUM of products."""
+    """Return the checked array and op of a reduction: a PREMUL_SUM becomes a SUM of products."""
     op = check_op(op, np.dtype(x.dtype))
     if op.kind is not RedOpType.PREMUL_SUM:
         return x, op
@@ -111,7 +111,7 @@ def is_tree(x: Any) -> bool:
 
 
 def in_one_call(call: Callable[[jax.Array], jax.Array], tree: Any, group: Group) -> Any:
-    """Return ``call`` of the tree's leaves, those of one dtype joined, in their places."""
+    """Apply ``call`` to the tree's leaves, with leaves of one dtype joined."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = [prepare(leaf, group)[0] for leaf in leaves]
     by_dtype: dict[Any, list[int]] = {}

@@ -19,10 +19,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from meshlib._groups.process_group import ProcessGroup
-from meshlib.jit._call_site import CallSite
-from meshlib.jit._direct import DirectCall
-from meshlib.jit._host_calls import host_call, internals
-from meshlib.jit._program import HostFunction
+from meshlib.jit._xla.call_site import CallSite
+from meshlib.jit._xla.direct import DirectCall
+from meshlib.jit._xla.host_calls import host_call, internals
+from meshlib.jit._xla.program import HostFunction
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class InJit(ABC):
     """
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        """Return the result's shape and dtype for those of the operand: by default the same."""
+        """Return the result's shape and dtype: by default the operand's."""
         return x
 
     def returned(self, x: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ class InJit(ABC):
 
     @abstractmethod
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
-        """Return what makes the call for operands like ``x``, when a program gets to it.
+        """Return the function that makes the call for operands like ``x`` in a program.
 
         It is asked for while the program is compiled: what shape and dtype settle is done here,
         and not in each call. Written on one line: see ``CallSite.name``.
@@ -84,7 +84,7 @@ class InJit(ABC):
     def differential(self) -> InJit:
         """Return the collective that maps the operand's tangent to the result's, of a linear one.
 
-        Itself, but for the number under which it is made.
+        Itself, except for the number under which it is made.
         """
         return self
 

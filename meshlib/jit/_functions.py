@@ -34,8 +34,8 @@ from meshlib.jit._arguments import (
     split_rows,
 )
 from meshlib.jit._collective import bind
-from meshlib.jit._host_calls import host_call
 from meshlib.jit._uneven import UnevenAllGather
+from meshlib.jit._xla.host_calls import host_call
 from transport._operands.prefixes import levels
 from transport._operands.reduce_op import RedOpType, ReduceOp
 
@@ -170,7 +170,7 @@ def all_to_all(
     concat_axis: int = 0,
     tiled: bool = False,
 ) -> jax.Array:
-    """Send part i of ``x`` along ``split_axis`` to member i; join what comes along ``concat_axis``.
+    """Send part i of ``x`` along ``split_axis`` to member i; join them along ``concat_axis``.
 
     ``split_axis`` has one entry for each member and goes away, and ``concat_axis`` is a new one;
     if ``tiled``, the one is divided and the other multiplied by their number. As

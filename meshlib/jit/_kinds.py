@@ -21,12 +21,12 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.jit._collective import InJit, bind, host_struct
-from meshlib.jit._direct import DirectCall
-from meshlib.jit._program import HostArray, HostFunction
-from transport._call import Call
-from transport._codes import dtype_code
+from meshlib.jit._xla.direct import DirectCall
+from meshlib.jit._xla.program import HostArray, HostFunction
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, Kind
 from transport._communicators.base import Communicator
-from transport._header import NO_ROOT, Kind
 from transport._operands.reduce_op import RedOpType, ReduceOp
 
 _LINEAR = (RedOpType.SUM, RedOpType.AVG)
@@ -70,7 +70,7 @@ class Issuing(InJit):
 
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
-        """Return what the communicator's method of this kind is given, but for the call."""
+        """Return the arguments of the communicator's method of this kind, without the call."""
 
     @property
     def has_result(self) -> bool:
@@ -88,7 +88,7 @@ class Issuing(InJit):
         return self.group
 
     def call_spec(self, x: jax.ShapeDtypeStruct) -> Callable[[HostArray, HostArray], CallSpec]:
-        """Return what makes the ``CallSpec`` of a result and an operand like ``x``."""
+        """Return a function that makes the ``CallSpec`` of a result and an operand like ``x``."""
         kind, arguments, own = self.kind, self.arguments, vars(self)
         method = kind.name.lower()
         like = self.result(x) if self.counts_result else x
@@ -126,7 +126,7 @@ class Issuing(InJit):
         )
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        """Return what makes the call. Where ``in_place`` its two arrays are the same one."""
+        """Return a function that makes the call. If ``in_place``, its two arrays are the same."""
         spec, has_result = self.call_spec(x), self.has_result
         issue = call_queue_of(self.carrier).issue
 

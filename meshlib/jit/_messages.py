@@ -1,4 +1,4 @@
-"""Messages between two members inside ``jax.jit``, and those of their derivatives.
+"""Messages between two members inside ``jax.jit``, and their derivatives.
 
 A send has a result here and one on the other member, and its derivatives do too. So the messages
 of a derivative depend on the computations of *both* members.
@@ -20,12 +20,12 @@ from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import Group, derived_group, resolve_group
 from meshlib.jit._arguments import prepare
 from meshlib.jit._collective import InJit, bind
-from meshlib.jit._direct import DirectCall
-from meshlib.jit._host_calls import host_call, untransformed
 from meshlib.jit._kinds import HostSide, SameShape, flat_of
-from meshlib.jit._program import HostArray, HostFunction
-from transport._codes import dtype_code
-from transport._header import Kind
+from meshlib.jit._xla.direct import DirectCall
+from meshlib.jit._xla.host_calls import host_call, untransformed
+from meshlib.jit._xla.program import HostArray, HostFunction
+from transport._calls.codes import dtype_code
+from transport._calls.header import Kind
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> jax.Array:
-    """Return what ``src`` (global) or ``group_src`` sends, of the shape and dtype of ``like``.
+    """Receive from ``src`` (global) or ``group_src`` an array of the shape and dtype of ``like``.
 
     The transpose sends the cotangent back. For that, ``like`` has to depend on what one
     differentiates by (its values do not matter): otherwise JAX sees a constant.
@@ -223,7 +223,7 @@ def recv(
 
 
 def recv_anysource(like: Any, group: Group = None, *, tag: int = 0) -> tuple[jax.Array, jax.Array]:
-    """Return what any member sends, of the shape and dtype of ``like``, and its global rank.
+    """Receive an array like ``like`` from any member; return it and the sender's global rank.
 
     The rank is an int32 of shape (). ``send`` is the other end. Where several messages are there,
     which one comes first may differ from run to run. It has no derivative and no batches
@@ -257,7 +257,7 @@ def sendrecv(
     group_dst: int | None = None,
     group_src: int | None = None,
 ) -> jax.Array:
-    """Send ``x`` to ``dst`` and return what ``src`` sends, both global ranks, or ``group_`` ones.
+    """Send ``x`` to ``dst`` and receive from ``src``, both global ranks, or ``group_`` ranks.
 
     Neither direction waits for the other, so members may exchange arrays of any size. Only the
     members that take part call it, or ``send`` and ``recv``. The received array has the shape and
@@ -271,8 +271,8 @@ def sendrecv(
         resolve_rank(base, src, group_src, "src"),
     )
     check_tag(tag)
-    comes = goes = None
+    received = sent = None
     if like is not None and (like.shape, like.dtype) != (x.shape, x.dtype):
         dtype_code(like.dtype)
-        comes, goes = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
-    return bind(SendReceive(calls, to, origin, tag, comes, goes), x)
+        received, sent = ((tuple(one.shape), str(one.dtype)) for one in (like, x))
+    return bind(SendReceive(calls, to, origin, tag, received, sent), x)

@@ -23,8 +23,8 @@ from meshlib._mesh.neighbours import check_halo
 from meshlib.jit._arguments import in_one_call, is_tree, prepare
 from meshlib.jit._collective import InJit, bind
 from meshlib.jit._kinds import Issuing, flat_of
-from meshlib.jit._program import HostArray, HostFunction, Program, state_in_jit
-from transport._header import Kind
+from meshlib.jit._xla.program import HostArray, HostFunction, Program, state_in_jit
+from transport._calls.header import Kind
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Permute(Issuing):
 
     @cached_property
     def source(self) -> int | None:
-        """The member whose array comes to this one; None: zeros."""
+        """The member that sends its array to this one; None for zeros."""
         me = self.group.rank()
         return next((here for here, there in self.pairs if there == me), None)
 
@@ -75,7 +75,7 @@ class _StartedPermute(NamedTuple):
     """A permute that was begun. It has its own memory, because XLA may move or free its buffers."""
 
     work: Work[Any]
-    came: HostArray
+    received: HostArray
     program: Program
     break_off: Callable[[BaseException], None]
 
@@ -118,9 +118,9 @@ class PermuteStart(_Half):
                 before.break_off(
                     RuntimeError(f"no permute_done came before the next start, tag {tag}")
                 )
-            came = np.empty_like(held)
-            work: Work[Any] = call_queue_of(group).issue(spec(came, held.copy()), async_op=True)
-            under_way[tag] = _StartedPermute(work, came, program, break_off)
+            received = np.empty_like(held)
+            work: Work[Any] = call_queue_of(group).issue(spec(received, held.copy()), async_op=True)
+            under_way[tag] = _StartedPermute(work, received, program, break_off)
             program.guard(break_off)
 
         def break_off(error: BaseException) -> None:
@@ -149,7 +149,7 @@ class PermuteDone(_Half):
                 return
             under_way = _taken(group, tag)
             under_way.work.wait()
-            held[...] = 0 if permute.source is None else under_way.came
+            held[...] = 0 if permute.source is None else under_way.received
 
         return lambda outputs, _, __: done(outputs[0])
 
@@ -220,7 +220,7 @@ def permute_start(
 
 
 def permute_done(passing: PendingPermute, after: Any = None) -> jax.Array:
-    """Return what ``permute`` would have returned where ``passing`` was begun.
+    """Return the result of ``permute``, begun by ``passing``.
 
     Waits for it when the arrays of ``after``, a pytree, have been computed.
     """

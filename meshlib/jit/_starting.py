@@ -1,4 +1,4 @@
-"""``jit``: programs whose calls JAX need not know of, so that it starts them as it does others."""
+"""``jit``: programs whose calls are hidden from JAX, so that it starts them as fast as others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 
 from meshlib._groups.process_group import ProcessGroup
-from meshlib.jit._host_calls import internals, is_tracing
-from meshlib.jit._program import Program
+from meshlib.jit._xla.host_calls import internals, is_tracing
+from meshlib.jit._xla.program import Program
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -24,12 +24,12 @@ def jit(fun: _F, **options: Any) -> _F:
     """Return ``jax.jit(fun, **options)`` whose programs start as fast as those without calls.
 
     JAX starts a program with ordered effects from Python, which is slow. This function keeps the
-    effects, and so the order of calls, inside the program, and hides them from JAX outside. From
-    one program to the next XLA keeps the order: it runs the programs of one thread one after the
-    other. Inside a program that is being traced (another ``jit``, ``grad``, ``vmap`` …) it is
+    effects, and so the order of calls, inside the program, and hides them from JAX outside. Between
+    programs XLA keeps the order, because it runs one thread's programs one after the other. Inside
+    a program that is being traced (another ``jit``, ``grad``, ``vmap`` …) the result behaves as
     ``jax.jit(fun)``.
 
-    When called, it raises RuntimeError if another thread owns one of its groups. Else it raises the
+    A call of the result raises RuntimeError if another thread owns one of its groups, and the
     errors of ``jax.jit``.
     """
     return cast("_F", functools.wraps(fun)(_Jitted(fun, options)))
@@ -78,11 +78,11 @@ class _Jitted:
         for group in set(_groups_of(jaxpr.jaxpr)):
             self._groups.add_group(group)
         self._groups.enter()
-        # JAX has to know of other effects, so only ours are hidden.
+        # JAX has to see the effects of others, so programs with any such effect hide nothing.
         hides = internals().are_ours(jaxpr.effects)
         results = (_whole_p.bind if hides else _evaluate)(*arrays, jaxpr=jaxpr)
         tree = jax.tree_util.tree_structure(shapes)
-        # JAX would drop a program without results, so this one is always there.
+        # JAX would drop a program without results, so ``done`` is always a result.
         *results, done = results if hides else (*results, jnp.uint8(0))
         return jax.tree_util.tree_unflatten(tree, results), done
 

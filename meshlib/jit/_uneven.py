@@ -1,4 +1,4 @@
-"""Gathering members' parts of different lengths inside ``jax.jit``, and what that transposes to.
+"""Gathering members' parts of different lengths inside ``jax.jit``, and its transpose.
 
 The members are along dim 0, each with as many rows as ``sizes`` says; a batch goes to dim 1.
 """
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from meshlib.jit._collective import InJit
 from meshlib.jit._kinds import Issuing, flat_of
-from meshlib.jit._program import HostArray
-from transport._header import Kind
+from meshlib.jit._xla.program import HostArray
+from transport._calls.header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 

@@ -40,19 +40,19 @@ class CallLink(Protocol):
         ...
 
     def next_event(self, until: float) -> object:
-        """Show what is printed; return the next other event, or None at the moment ``until``."""
+        """Show printed lines; return the next other event, or None at the moment ``until``."""
         ...
 
     def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
-        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
+        """Return the marks that end the output of ``ranks`` here in task ``number``."""
         ...
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
-        """Note what a call that failed has left: ranks that are not done, groups out of step."""
+        """Note the effects of a failed call: ranks that are not done, groups out of step."""
         ...
 
     def lose(self, error: WorkerLostError) -> RankFailedError:
-        """Close the link to ranks of which one is lost; return the error to raise."""
+        """Close the link after the loss of a rank; return the error to raise."""
         ...
 
 
@@ -144,7 +144,7 @@ class RankCall:
             pass
 
     def _settle(self) -> None:
-        """Note what the next call has to know."""
+        """Note the state that the next call needs."""
         late = {rank: self._calls[rank] for rank in self._waiting()}
         made_calls = any(reply.made_calls for reply in self._replies.values())
         self._link.call_failed(made_calls, late)

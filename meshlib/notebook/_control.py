@@ -13,12 +13,12 @@ from typing import Any, Protocol, cast
 
 from meshlib._calls.future import Future
 from meshlib._job.current import current_world, install
-from meshlib._job.interrupts import defer_interrupts
+from meshlib._job.starting.interrupts import defer_interrupts
 from meshlib._job.world import World
 from meshlib.notebook._functions import Packed
 from meshlib.rpc import functions
 from meshlib.rpc._api import RpcBackendOptions, init_rpc
-from meshlib.rpc._calls import polled
+from meshlib.rpc._calling.futures import polled
 from meshlib.rpc._worker import LocalWorker
 from transport import _environment as environment
 from transport._choosing.tuning import agree, from_environment
@@ -28,7 +28,7 @@ from transport._net.tls_choice import tls_from_environment
 from transport._store.base import Store
 
 JOB = "notebook/job"
-"""The store's key of what an attaching notebook has to know, as JSON: name, ranks, mesh."""
+"""The store's key of the job's description for an attaching notebook: JSON of name, ranks, mesh."""
 NOTEBOOK = "notebook"
 MEETING_SECONDS = 60.0
 
@@ -90,7 +90,7 @@ class Notebook(Protocol):
 
 
 class ControlWorld(World):
-    """The World of such a job; ``host`` is what the others call here."""
+    """The World of such a job; ``host`` is this host's name among the others."""
 
     host: NotebookRank | Notebook
 

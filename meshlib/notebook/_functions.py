@@ -45,7 +45,7 @@ def require_cloudpickle() -> Any:
 def pack(value: object) -> Packed:
     """Pickle ``value``, functions and classes of a notebook's cells included.
 
-    Raises what pickling raises.
+    Raises the errors of pickling.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()

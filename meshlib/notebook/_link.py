@@ -34,12 +34,12 @@ class NotebookLink:
     """A notebook's link to its ranks. One call at a time."""
 
     def __init__(
-        self, size: int, mesh: str | None, news: EventQueue, launcher: LocalLauncher | None
+        self, size: int, mesh: str | None, events: EventQueue, launcher: LocalLauncher | None
     ) -> None:
         self.closed_because: str | None = None
         self._size = size
         self._mesh = None if mesh is None else MeshConfig.parse(mesh).mesh_for(size)
-        self._news = news
+        self._events = events
         self._launcher = launcher
         self._left: Future[bool] = Future()
         self._world: ControlWorld
@@ -74,7 +74,7 @@ class NotebookLink:
         return f"{mesh}{', closed' if self.closed_because else ''}"
 
     def next_cell_name(self) -> str:
-        """Return what tracebacks call the next cell that is sent as text."""
+        """Return the file name in tracebacks of the next cell that is sent as text."""
         return f"<ranks cell {next(self._cell_numbers)}>"
 
     def choose(self, which: object, among: Sequence[int]) -> list[int]:
@@ -103,7 +103,7 @@ class NotebookLink:
             name, value = name.strip(), value.strip()
             if name not in names or not value.isdecimal():
                 raise ValueError(
-                    f"{item.strip()!r} is no coordinate of the mesh {self._mesh.described()};"
+                    f"{item.strip()!r} is not a coordinate of the mesh {self._mesh.described()};"
                     " expected DIM=NUMBER"
                 )
             dim = names.index(name)
@@ -167,7 +167,7 @@ class NotebookLink:
             call.add_done_callback(partial(self._answered, rank))
 
     def _answered(self, rank: int, _: object) -> None:
-        self._news.put(Answered(rank))
+        self._events.put(Answered(rank))
 
     def interrupt(self, ranks: Sequence[int], number: int) -> None:
         """Interrupt the task ``number`` on ``ranks``."""
@@ -187,21 +187,21 @@ class NotebookLink:
         return "".join(lines)
 
     def next_event(self, until: float) -> object:
-        """Show what is printed; return the next other event, or None at the moment ``until``."""
+        """Show printed lines; return the next other event, or None at the moment ``until``."""
         while True:
-            event = self._news.next(until)
+            event = self._events.next(until)
             if not isinstance(event, Printed):
                 return event
             show(event)
 
     def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
-        """Return the marks with which all ends that ``ranks`` print here in task ``number``."""
+        """Return the marks that end the output of ``ranks`` here in task ``number``."""
         if self._launcher is None:
             return set()
         return {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks}
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
-        """Note what a call that failed has left: ranks that are not done, groups out of step."""
+        """Note the effects of a failed call: ranks that are not done, groups out of step."""
         self._late.update(late)
         self._join_anew = self._join_anew or made_calls or bool(late)
 
@@ -213,17 +213,17 @@ class NotebookLink:
 
     def lose(self, error: WorkerLostError) -> RankFailedError:
         """Close the link to ranks of which one is lost; return the error to raise."""
-        said: list[str] = []
+        printed: list[str] = []
         until = time.monotonic() + _LOSS_SECONDS
         while self._launcher is not None:
-            event = self._news.next(until)
+            event = self._events.next(until)
             if event is None or isinstance(event, LauncherEnded):
                 break
             if isinstance(event, Printed):
-                said += [event.text] if event.of_launcher else []
+                printed += [event.text] if event.of_launcher else []
                 show(event)
         self._close(f"rank {error.rank} has died")
-        how = "".join(said).rstrip() or str(error)
+        how = "".join(printed).rstrip() or str(error)
         text = f"rank {error.rank} has died, and all ranks have ended; start them anew\n{how}"
         return RankFailedError(text, error.rank)
 
@@ -244,4 +244,4 @@ class NotebookLink:
         if self._launcher is not None:
             self._launcher.close(STOP_SECONDS)
         self._world.leave()
-        self._news.close()
+        self._events.close()

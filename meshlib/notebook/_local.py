@@ -17,17 +17,17 @@ _END_SECONDS = 5.0
 
 
 class LocalLauncher:
-    """A meshrun that has started ``ranks``, a number or a mesh; ``news`` gets what they print."""
+    """A meshrun that has started ``ranks``, a number or a mesh; ``events`` gets what they print."""
 
-    def __init__(self, ranks: int | str, news: EventQueue) -> None:
+    def __init__(self, ranks: int | str, events: EventQueue) -> None:
         require_cloudpickle()
         count = ["--mesh", ranks] if isinstance(ranks, str) else ["-n", str(ranks)]
         arguments = [*count, "--standalone", "--prefix", "--grace-period", "1"]
         order = controlled.LaunchOrder([*arguments, "-m", "meshlib.notebook"], os.getcwd())
         pipe = subprocess.PIPE
-        self._news = news
+        self._events = events
         self._process = controlled.start(controlled.command(), order, stdout=pipe, stderr=pipe)
-        self._reader = OutputReader(self._process, news)
+        self._reader = OutputReader(self._process, events)
 
     def begin(self, timeout: float) -> RunningJob:
         """Wait until the first rank has joined the job; return the job.
@@ -37,7 +37,7 @@ class LocalLauncher:
         until = time.monotonic() + timeout
         printed: list[str] = []
         while True:
-            match self._news.next(until):
+            match self._events.next(until):
                 case Marked(_, _, 0):
                     break
                 case Printed(text=text):
@@ -52,16 +52,16 @@ class LocalLauncher:
                     pass
         return next(job for job in running() if job.pid == self._process.pid)
 
-    def close(self, patience: float) -> None:
-        """Let the ranks end by themselves for ``patience`` seconds, then end them. Idempotent."""
-        if not self._wait(patience):
+    def close(self, timeout: float) -> None:
+        """Let the ranks end by themselves for ``timeout`` seconds, then end them. Idempotent."""
+        if not self._wait(timeout):
             controlled.send(self._process, signal.SIGINT)
         if self._process.stdin is not None:
             self._process.stdin.close()
         if not self._wait(_END_SECONDS):
             self._process.kill()
             self._process.wait()
-        self._news.close()
+        self._events.close()
         self._reader.join()
 
     def _wait(self, seconds: float) -> bool:

@@ -8,7 +8,7 @@ from meshlib.notebook._ranks import Ranks, RankSet
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Bring ``%%ranks``: what ``%load_ext meshlib.notebook`` calls, with IPython's shell."""
+    """Register ``%%ranks``; ``%load_ext meshlib.notebook`` calls this with IPython's shell."""
 
     def ranks(line: str, cell: str) -> None:
         """Run this cell on ranks: ``%%ranks [NAME] [DIM=NUMBER,...]``.

@@ -17,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-from transport._interrupts import Condition
+from transport._waiting.interrupts import Condition
 
 _MARK = "\x1e"
 _MOST_LINES = 10_000
-"""With so many lines to show, the ranks' output waits, as in a pipe."""
+"""The most lines to show; beyond it the ranks' output waits, as in a pipe."""
 _LINE = re.compile(rf"\[rank (\d+)\] (.*?)(?:{_MARK}(\d+))?\n?", re.DOTALL)
 _CLOSE_SECONDS = 2.0
 
@@ -46,7 +46,7 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """All that ``rank`` printed on ``stream`` up to the end of task ``number`` has come."""
+    """All that ``rank`` printed on ``stream`` up to the end of task ``number`` has arrived."""
 
     stream: int
     rank: int
@@ -61,7 +61,7 @@ class Answered:
 
 
 class LauncherEnded:
-    """The launcher has ended, and all of its output has come."""
+    """The launcher has ended, and all of its output has arrived."""
 
 
 Event = Printed | Marked | Answered | LauncherEnded
@@ -109,10 +109,10 @@ class EventQueue:
 
 
 class OutputReader:
-    """Reads both outputs of the launcher ``process``, and adds them to ``news``."""
+    """Reads both outputs of the launcher ``process``, and adds them to ``events``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], news: EventQueue) -> None:
-        self._news = news
+    def __init__(self, process: subprocess.Popen[bytes], events: EventQueue) -> None:
+        self._events = events
         self._left = 2
         self._lock = threading.Lock()
         self._threads = [
@@ -133,11 +133,11 @@ class OutputReader:
         with pipe:
             for line in pipe:
                 for event in _events(stream, line.decode(errors="replace")):
-                    self._news.put_output(event)
+                    self._events.put_output(event)
         with self._lock:
             self._left -= 1
             if not self._left:
-                self._news.put_output(LauncherEnded())
+                self._events.put_output(LauncherEnded())
 
 
 def _events(stream: int, line: str) -> list[Event]:
@@ -149,5 +149,5 @@ def _events(stream: int, line: str) -> list[Event]:
 
 
 def show(printed: Printed) -> None:
-    """Print it where the calling cell shows what it prints."""
+    """Print it in the output of the calling cell."""
     (sys.stdout if printed.stream == 1 else sys.stderr).write(printed.text)

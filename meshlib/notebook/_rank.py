@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from meshlib._c10d.functions.objects import broadcast_object_list
 from meshlib._job.current import current_world, find_world, install
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._launcher.ranks.bootstrap import describe_error
 from meshlib._recording.stacks import frames_of
 from meshlib.notebook import _control
@@ -31,10 +31,10 @@ from meshlib.notebook._functions import (
 from meshlib.notebook._output import mark
 from transport import _environment as environment
 from transport._errors import CollectiveMismatchError, DistError, StoreTimeoutError
-from transport._interrupts import look, run_outside
 from transport._net.secret_file import secret_from_environment
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore, underlying
+from transport._waiting.interrupts import look, run_outside
 
 _LOOK_SECONDS = 600.0
 
@@ -55,7 +55,7 @@ class RankServer:
         self._lock = threading.Lock()
         self._running: int | None = None
         self._interrupted = 0
-        """The last task of which a notebook has said that it must not go on."""
+        """The last task that a notebook has cancelled."""
 
     def run(self, task: Task) -> Reply:
         """Run ``task`` after the earlier ones, and return its outcome."""
@@ -83,7 +83,7 @@ class RankServer:
         return "".join(traceback.StackSummary.extract(iter(below)).format())
 
     def end(self) -> None:
-        """Have ``serve`` return after the tasks that have come."""
+        """Have ``serve`` return after the tasks that have arrived."""
         self._jobs.put(None)
 
     def serve(self) -> None:
@@ -125,7 +125,7 @@ class RankServer:
             self._end_task()
 
     def _end_task(self) -> None:
-        """Let no interrupt of the task that ran reach what comes next."""
+        """Keep interrupts of the finished task from reaching later code."""
         with self._lock:
             self._running = None
         with suppress(KeyboardInterrupt):

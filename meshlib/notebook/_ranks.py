@@ -17,9 +17,9 @@ from meshlib.notebook._link import NotebookLink
 from meshlib.notebook._local import LocalLauncher
 from meshlib.notebook._output import EventQueue
 from transport._checks import to_whole_number
-from transport._deadline import Timeout, to_seconds
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Timeout, to_seconds
 
 _KEY_SECONDS = 10.0
 
@@ -57,10 +57,10 @@ class RankSet:
         return self._link.run(self.ranks, fn, args, seconds)
 
     def execute(self, source: str, timeout: Timeout | None = None) -> None:
-        """Run ``source``, the text of a cell, on these ranks: what ``%%ranks`` does.
+        """Run ``source``, the text of a cell, on these ranks, as ``%%ranks`` does.
 
         Its names are global there, and live on. The value of a last expression is printed. Raises
-        as ``run`` does.
+        the errors of ``run``.
         """
         if not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"source must be a str, got {type(source).__name__}")
@@ -94,7 +94,7 @@ class Ranks(RankSet):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ranks have ended, or were left."""
+        """True if the ranks have ended, or were left."""
         return self._link.closed_because is not None
 
     def close(self) -> None:
@@ -135,11 +135,11 @@ def local_ranks(ranks: int | str, *, timeout: Timeout = 60.0) -> Ranks:
             raise ValueError(f"ranks is {ranks!r}, with a size to be inferred; expected all sizes")
     elif to_whole_number(ranks, "ranks") < 1:
         raise ValueError(f"ranks is {ranks}; expected at least 1, or a mesh such as 'dp=2,tp=2'")
-    news = EventQueue()
-    launcher = LocalLauncher(ranks, news)
+    events = EventQueue()
+    launcher = LocalLauncher(ranks, events)
     try:
         job = launcher.begin(to_seconds(timeout))
-        return _attach(job, news, launcher)
+        return _attach(job, events, launcher)
     except BaseException:
         launcher.close(0.0)
         raise
@@ -160,7 +160,7 @@ def attach(job: str | None = None) -> Ranks:
     return _attach(find(job), EventQueue(), None)
 
 
-def _attach(job: RunningJob, news: EventQueue, launcher: LocalLauncher | None) -> Ranks:
+def _attach(job: RunningJob, events: EventQueue, launcher: LocalLauncher | None) -> Ranks:
     store = job.connect()
     try:
         about = json.loads(store.get(JOB, timeout=_KEY_SECONDS))
@@ -172,6 +172,6 @@ def _attach(job: RunningJob, news: EventQueue, launcher: LocalLauncher | None) -
     finally:
         store.close()
     secret = bytes.fromhex(job.secret) if job.secret else None
-    link = NotebookLink(about["ranks"], about["mesh"], news, launcher)
+    link = NotebookLink(about["ranks"], about["mesh"], events, launcher)
     link.join(PrefixStore(f"notebook/{about['name']}", job.connect()), secret)
     return Ranks(link, range(about["ranks"]))

@@ -21,7 +21,7 @@ from meshlib.rpc._api import (
     rpc_sync,
     shutdown,
 )
-from meshlib.rpc._calls import PreparedCall, wait_all
+from meshlib.rpc._calling.futures import PreparedCall, wait_all
 from meshlib.rpc._carriers import Carrier, Differentiating
 from meshlib.rpc._errors import (
     RemoteError,

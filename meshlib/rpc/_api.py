@@ -1,4 +1,4 @@
-"""RPC's functions: to begin and end it, to call, and to ask who is there."""
+"""RPC's functions: start and shutdown, calls, and queries about workers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from meshlib._job.current import (
     gradients_kept_by,
     keep_gradients_by,
 )
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._job.world import World
-from meshlib.rpc._calls import polled, seconds_of
+from meshlib.rpc._calling.futures import polled, seconds_of
 from meshlib.rpc._carriers import Carrier, Differentiating
 from meshlib.rpc._errors import WorkerLostError
 from meshlib.rpc._membership.directory import WorkerInfo
@@ -25,10 +25,10 @@ from meshlib.rpc._references.rref import RRef, create
 from meshlib.rpc._worker import LocalWorker, current_worker, find_worker
 from transport._checks import to_whole_number
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT = 60.0
@@ -68,7 +68,7 @@ def init_rpc(
     The workers are the ranks of the job. Without a default process group, this makes one from
     ``rank``, ``world_size`` and the options' ``init_method``, or from the environment, and
     ``shutdown`` ends it. The ``rpc_backend_options`` limit the calls that run here at once, and the
-    time of a call. ``backend`` is accepted for c10d's sake.
+    time of a call. ``backend`` is accepted for compatibility with c10d.
 
     Raises ValueError for an invalid name (expected 1 to 127 letters, digits, ``_``, ``:``, ``-``),
     a name of another worker, or a rank or size that is not the group's. Raises RuntimeError where
@@ -96,9 +96,12 @@ def init_rpc(
         world = current_world()
         if world.rpc is not None:
             raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
-        for what, told, is_ in (("rank", rank, world.rank), ("world_size", world_size, world.size)):
-            if told not in (-1, None, is_):
-                raise ValueError(f"{what} is {told}, and the default process group's is {is_}")
+        for what, given, is_ in (
+            ("rank", rank, world.rank),
+            ("world_size", world_size, world.size),
+        ):
+            if given not in (-1, None, is_):
+                raise ValueError(f"{what} is {given}, and the default process group's is {is_}")
         _join(world, name, limit, timeout).owns_world = made
         undo.pop_all()
 
@@ -184,9 +187,9 @@ def rpc_sync(
         kwargs: Its keyword arguments
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
-    Raises what ``func`` raises there, with the traceback of that worker as its cause;
-    ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``; ValueError and TypeError for
-    arguments, and what pickling raises.
+    Raises the exception of ``func``, with the worker's traceback as its cause, or
+    ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``. Raises ValueError and
+    TypeError for wrong arguments, and the errors of pickling.
     """
     request = _request(to, func, args, kwargs, timeout)
     return request[0].caller.call(*request[1:]).wait()
@@ -216,11 +219,11 @@ def rpc_async(
         timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
 
     Returns:
-        The future. Its ``wait()`` raises what ``func`` raises there, with the traceback of that
-        worker as its cause; ``RpcTimeoutError``, ``WorkerLostError``, ``RpcConnectionError``.
+        The future. Its ``wait()`` raises the exception of ``func``, with the worker's traceback as
+        its cause, or ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``.
 
-    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
-    worker that is known to be gone.
+    Raises ValueError and TypeError for wrong arguments, the errors of pickling, and
+    ``WorkerLostError`` for a worker that is known to be gone.
     """
     request = _request(to, func, args, kwargs, timeout)
     return polled(request[0].caller.call(*request[1:]))
@@ -288,7 +291,7 @@ def get_rpc_timeout() -> float:
 
 
 def cancelled() -> bool:
-    """Return whether the call that this thread serves is in vain: its caller is gone, the
+    """Return whether the call that this thread serves is pointless: its caller is gone, the
     connection to it broke, or the deadline has passed. False outside of remote calls.
 
     A function that takes long looks at this now and then, and returns.
@@ -298,7 +301,7 @@ def cancelled() -> bool:
 
 
 def add_carrier(name: str, carrier: Carrier) -> None:
-    """Have every call take along what ``carrier`` sends; see ``Carrier``.
+    """Let every call carry the values of ``carrier``; see ``Carrier``.
 
     Called on every worker after ``init_rpc`` and before the first call. Raises ValueError for a
     name that there is.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
-from meshlib.rpc._calls import PreparedCall
+from meshlib.rpc._calling.futures import PreparedCall
 
 GRADIENTS = "gradients"
 """The name of the carrier of gradients."""
@@ -25,7 +25,7 @@ class Carrier(Protocol):
     """Registered by ``add_carrier`` on every worker, under the same name."""
 
     def send(self, to: int) -> Any:
-        """Return what a call to the worker of rank ``to`` takes along, None: nothing.
+        """Return the value that a call to the worker of rank ``to`` carries, or None.
 
         Called in the thread that makes the call, before its arguments are pickled.
         """
@@ -33,12 +33,12 @@ class Carrier(Protocol):
 
     def serve(self, sent: Any, caller: int) -> AbstractContextManager[Back]:
         """Return the block in which the function of a call that took ``sent`` along runs, by the
-        worker of rank ``caller``. Its value is what tells what goes back.
+        worker of rank ``caller``. Its value determines what goes back.
         """
         ...
 
     def receive(self, sent: Any, back: Any, callee: int) -> None:
-        """Take what came ``back`` from a call that took ``sent`` along.
+        """Take the value that came ``back`` from a call that carried ``sent``.
 
         Called before the call's future is done, in the thread that reads the reply: it must
         neither wait nor raise.
@@ -47,7 +47,7 @@ class Carrier(Protocol):
 
 
 class Differentiating(Carrier, Protocol):
-    """A carrier that knows of gradients: what calls, RRefs and news of ends ask it beside."""
+    """A carrier of gradients, which calls, RRefs and ends of workers also use."""
 
     def replace(
         self,
@@ -68,7 +68,7 @@ class Differentiating(Carrier, Protocol):
         ...
 
     def answering(self, sent: Any) -> AbstractContextManager[None]:
-        """Return the block in which the result is pickled of a call that took ``sent`` along."""
+        """Return the context for pickling the result of a call that carried ``sent``."""
         ...
 
     def current(self) -> int | None:
@@ -93,7 +93,7 @@ class Carriers:
         return bool(self._by_name)
 
     def add(self, name: str, carrier: Carrier) -> None:
-        """Have every call take along what ``carrier`` sends. Raises ValueError for a name twice."""
+        """Let every call carry the values of ``carrier``. Raises ValueError for a name twice."""
         with self._adding:
             if name in self._by_name:
                 raise ValueError(f"there is a carrier {name!r} already")
@@ -109,7 +109,7 @@ class Carriers:
             return self.gradients
 
     def send(self, to: int) -> dict[str, Any] | None:
-        """Return what a call takes along, by carrier."""
+        """Return the values that a call carries, by carrier."""
         sent = {
             name: it
             for name, carrier in self._by_name.items()
@@ -125,13 +125,13 @@ class Carriers:
         }
 
     def answering(self, sent: dict[str, Any] | None) -> AbstractContextManager[None]:
-        """Return the block in which a call's result is pickled."""
+        """Return the context for pickling a call's result."""
         if sent is None or self.gradients is None or GRADIENTS not in sent:
             return nullcontext()
         return self.gradients.answering(sent[GRADIENTS])
 
     def receive(self, sent: dict[str, Any], back: dict[str, Any], callee: int) -> None:
-        """Give each carrier what came back."""
+        """Give each carrier its value that came back."""
         for name, it in back.items():
             if name in self._by_name:
                 self._by_name[name].receive(sent.get(name), it, callee)

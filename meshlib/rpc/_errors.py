@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class RpcTimeoutError(DistBackendError, TimeoutError):
-    """A call passed its deadline; the message says what the callee was doing then."""
+    """A call passed its deadline; the message has the callee's activity at that time."""
 
 
 class WorkerLostError(DistBackendError):
-    """The worker that a call needs is gone; the message says how it ended, and during what.
+    """The worker that a call needs is gone; the message says how it ended, and during which call.
 
     ``rank`` is its rank, ``worker`` its name.
     """
@@ -83,15 +83,15 @@ def _caused_by(error: BaseException, cause: BaseException | None) -> BaseExcepti
     return error
 
 
-def safely(ask: Callable[[], T], otherwise: T) -> T:
-    """Return ``ask()``, or ``otherwise`` where that raises anything.
+def safely(make: Callable[[], T], otherwise: T) -> T:
+    """Return ``make()``, or ``otherwise`` where that raises anything.
 
     For threads that serve others, where they run code of a user's class (``__str__``,
     ``__reduce__``): no exception of it may end the thread. Raises KeyboardInterrupt in the main
     thread, where a signal causes it.
     """
     try:
-        return ask()
+        return make()
     except BaseException as error:  # noqa: BLE001 (SystemExit would end the thread as well)
         _raise_interrupt(error)
         return otherwise

@@ -1,4 +1,4 @@
-"""This process's worker: it wires caller, server and references to a channel."""
+"""This process's worker: it connects caller, server and references to a channel."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from meshlib._arrays.pickling import dump, load
 from meshlib._job.current import current_world, find_world
 from meshlib._job.world import World
 from meshlib._recording.recorder import Record
-from meshlib.rpc._caller import NEWS_SECONDS, Caller
+from meshlib.rpc._calling.caller import LOSS_SECONDS, Caller
+from meshlib.rpc._calling.execution import Execution
+from meshlib.rpc._calling.frames import FrameKind
+from meshlib.rpc._calling.loopback import AnyConnection, Loopback
+from meshlib.rpc._calling.recording import CallRecorder
+from meshlib.rpc._calling.serving import CallServer
 from meshlib.rpc._carriers import Carriers
 from meshlib.rpc._errors import answerable, describe, safely
-from meshlib.rpc._execution import Execution
-from meshlib.rpc._loopback import AnyConnection, Loopback
 from meshlib.rpc._membership.directory import WorkerDirectory, WorkerInfo
 from meshlib.rpc._membership.shutdown import Shutdown
-from meshlib.rpc._messages import FrameKind
 from meshlib.rpc._overdue.cycles import CycleDetector
 from meshlib.rpc._overdue.deadlines import Deadlines
 from meshlib.rpc._overdue.timer import TimerThread
-from meshlib.rpc._recording import CallRecorder
 from meshlib.rpc._references.references import References
-from meshlib.rpc._serving import CallServer
 from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import ChannelFrame
@@ -48,10 +48,10 @@ BACKLOG_BYTES = 64 << 20
 
 
 class LocalWorker:
-    """The worker of this process, or of this thread: the user of its channel.
+    """The worker of this process, or of this rank if ranks are threads.
 
-    ``membership`` are the workers, ``name`` is this one's, ``limit`` the number of calls that run
-    here at once, ``timeout`` the seconds that a call gets by default (0: no end).
+    ``membership`` has all workers, and ``name`` is this worker's. ``limit`` is the number of calls
+    that may run here at once, ``timeout`` the default deadline of calls in seconds (0 for none).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalWorker:
         self.owns_world = False
         """True if ``init_rpc`` made the World, so that it ends with RPC."""
         self._acting: set[int] = set()
-        """The threads that act on frames."""
+        """The threads that handle frames now."""
         threads = ThreadPool(f"meshlib-rpc-{rank}", limit, world.adopt_thread, _log_error)
         self.directory: WorkerDirectory = WorkerDirectory(rank, size, name, world.timeout)
         self.timer: TimerThread = TimerThread(f"meshlib-rpc-timer-{rank}")
@@ -76,7 +76,7 @@ class LocalWorker:
             membership.group, membership.ranks, world.recorded_calls
         )
         self.carriers: Carriers = Carriers()
-        self.deadlines: Deadlines = Deadlines(self.timer, world.flight_record.write_if_asked)
+        self.deadlines: Deadlines = Deadlines(self.timer, world.flight_record.write_if_requested)
         self.server: CallServer = CallServer(
             self.directory,
             self.execution,
@@ -120,20 +120,20 @@ class LocalWorker:
     # ------------------------------------------------------------------ frames
 
     def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
-        """Act on frames of another worker; False: read no more for now."""
+        """Handle frames of another worker; return False to pause reading."""
         self._act(connection, self._deliver_all, frames)
         if connection.outgoing:
             return True
         return not (self._is_full() or connection.is_choked)
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
-        """Act on what another worker tells about references."""
+        """Handle another worker's message about references."""
         self._act(connection, self.references.on_post, data)
 
     def _act(
         self, connection: ChannelConnection, act: Callable[[ChannelConnection, Any], None], on: Any
     ) -> None:
-        """Call ``act(connection, on)``; the worker is active meanwhile."""
+        """Call ``act(connection, on)``; the worker counts as active meanwhile."""
         me = threading.get_ident()
         self._acting.add(me)
         try:
@@ -141,9 +141,9 @@ class LocalWorker:
         except (DistError, OSError):
             raise
         except BaseException as error:  # a user's class may raise anything when it is unpickled
-            said = describe(answerable(error))
+            reason = describe(answerable(error))
             who = self.directory.describe(connection.peer)
-            text = f"{who} sent a message that cannot be understood: {said}"
+            text = f"{who} sent a message that cannot be understood: {reason}"
             raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
@@ -153,7 +153,7 @@ class LocalWorker:
             self._deliver(connection, frame)
 
     def _deliver_here(self, connection: Loopback, frame: ChannelFrame) -> None:
-        """Act on a frame of this worker's own, in the sender's thread."""
+        """Handle a frame from this worker to itself, in the sender's thread."""
         self._deliver(connection, frame)
         if not connection.outgoing:
             self.execution.threads.notify()
@@ -164,7 +164,7 @@ class LocalWorker:
                 self.server.accept(connection, frame)
             case FrameKind.REPLY | FrameKind.ERROR if connection.outgoing:
                 self.caller.on_reply(connection, frame)
-            case FrameKind.ASK if not connection.outgoing:
+            case FrameKind.QUERY if not connection.outgoing:
                 self._on_question(connection, frame)
             case FrameKind.CANCEL if not connection.outgoing:
                 call_id, why = (connection.peer, frame.number), "its caller waits no longer"
@@ -214,13 +214,13 @@ class LocalWorker:
     def on_refusal(self, peer: int, error: DistError) -> DistError:
         """Return the error for a worker that cannot be reached; note whether it is lost."""
         if isinstance(error, PeerLostError):
-            self.directory.await_loss(peer, NEWS_SECONDS)
+            self.directory.await_loss(peer, LOSS_SECONDS)
             self.lose(peer, f"is gone: {error}")
             return self.directory.lost_error(peer)
-        return AuthenticationError(f"{self.directory.describe(peer)} is not talked to: {error}")
+        return AuthenticationError(f"{self.directory.describe(peer)} was refused: {error}")
 
     def lose(self, rank: int, how: str) -> None:
-        """Note that a worker is lost: its calls and references end, and calls to it. Idempotent."""
+        """End the calls from and to a lost worker, and its references. Idempotent."""
         if not self.directory.lose(rank, how):
             return
         self.channel.forget(rank, f"the worker {how}")
@@ -232,13 +232,13 @@ class LocalWorker:
             self.carriers.gradients.lose(rank)
 
     def _has_left(self) -> bool:
-        """True if this worker ends, or the program has left its World."""
+        """True if this worker is closed, or the program has left its World."""
         return self.caller.closed or find_world() is not self.world
 
     def close(self, flush: float = 0.0) -> None:
-        """End this worker at once; calls under way fail. Idempotent.
+        """End this worker at once; its open calls fail. Idempotent.
 
-        Bytes that are queued get ``flush`` seconds to leave.
+        Queued bytes are sent for at most ``flush`` seconds.
         """
         if self.caller.closed:
             return
@@ -261,11 +261,12 @@ class LocalWorker:
     # ------------------------------------------------------------------ state
 
     def activity(self) -> int | None:
-        """Return a number that changes with all that this worker does; None while it is active:
-        while a call waits for its reply, or a request or callback runs.
+        """Return a number that changes with all activity of this worker. Return None while it is
+        active: while a call waits for its reply, or a request or callback runs.
         """
         # A reply becomes a callback, and a callback becomes a job that ends or makes a call. They
-        # are read in this order, so what moves on meanwhile is seen later, or changes the number.
+        # are read in this order. So activity that moves on meanwhile is seen at a later stage, or
+        # changes the number.
         threads, caller = self.execution.threads, self.caller
         number = threads.done + caller.last_number
         if any(not call.is_question for call in caller.pending()):
@@ -277,7 +278,7 @@ class LocalWorker:
         return number if number == threads.done + caller.last_number else None
 
     def _state(self) -> str:
-        """Return what this worker still does, for messages."""
+        """Return the remaining activity of this worker, for messages."""
         calls = [call for call in self.caller.pending() if not call.is_question]
         if calls:
             names = ", ".join(f"{c.what} on {self.directory.describe(c.to)}" for c in calls[:8])
@@ -291,7 +292,7 @@ class LocalWorker:
         return [*map(self.recorder.being_served, served), *made]
 
     def _tick(self) -> float:
-        """Do what is due, in the timer's thread; return the moment of the next tick."""
+        """Do all due work, in the timer's thread; return the moment of the next tick."""
         pauses = self.references.tick(), self.shutdown.tick(), self.cycles.tick()
         due = self.deadlines.tick(self.caller, self.directory.describe)
         now = time.monotonic()

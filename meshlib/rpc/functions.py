@@ -17,7 +17,7 @@ def async_execution(fn: F) -> F:
 
     The thread that runs ``fn`` is free as soon as ``fn`` returns: it chains later work to a future
     (``then``) instead of waiting. Put ``@staticmethod`` and ``@classmethod`` outside of this
-    decorator. Call methods by an RRef's ``rpc_sync()`` and its like.
+    decorator. Call methods by an RRef's ``rpc_sync()`` and the like.
 
     Raises TypeError (in the call) if ``fn`` returns anything else.
     """
@@ -36,7 +36,7 @@ def is_async(fn: object) -> bool:
 
 
 def future_of(fn: object, result: object) -> Future[Any]:
-    """Return what an async ``fn`` returned. Raises TypeError if it is no future."""
+    """Return the result of an async ``fn``. Raises TypeError if that is not a future."""
     if not isinstance(result, Future):
         name = getattr(fn, "__qualname__", repr(fn))
         raise TypeError(

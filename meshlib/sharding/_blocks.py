@@ -1,8 +1,8 @@
 """A rank's part of a dim: ceiling division, once for each mesh dim that splits it.
 
 A dim of ``length`` split by ``n`` has chunks of ``ceil(length / n)``; the last ones may be shorter
-or empty. Split by several mesh dims, each chunk of the outer one is split again by the next. So it
-is in torch (DTensor); JAX's arrays divide evenly, where it makes no difference.
+or empty. If several mesh dims split it, each chunk of the outer one is split again by the next.
+torch's DTensor splits in the same way. So does JAX, whose arrays always divide evenly.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def blocks(length: int, sizes: Sequence[int]) -> tuple[IndexArray, IndexArray]:
 def overlap(
     length: int, mesh_shape: Sequence[int], left: Sequence[int], right: Sequence[int]
 ) -> tuple[IndexArray, list[int]]:
-    """Return how much of a dim two ways to split it give the same rank, for all ranks at once.
+    """Return the length of each rank's overlap between two splits of a dim, and its mesh dims.
 
-    ``left`` and ``right`` are the mesh dims (positions in ``mesh_shape``) that split it, outermost
-    first. The result is int64 and has a dim for each mesh dim that is in either, as the second
-    result lists them.
+    ``left`` and ``right`` are the mesh dims (positions in ``mesh_shape``) that split the dim,
+    outermost first. The lengths are int64, with a dim for each mesh dim in either split; the second
+    result lists those mesh dims.
     """
     dims = sorted({*left, *right})
     starts_and_stops: list[tuple[IndexArray, IndexArray]] = []
@@ -67,7 +67,7 @@ def shared_elements(
     """Return how many elements each rank has in both of two shardings, summed over all ranks.
 
     ``left`` and ``right`` have the mesh dims that split each dim of the array ``shape``. Each array
-    dim is looked at by itself, so the cost is that of the mesh dims involved, not of all ranks.
+    dim is computed separately, so the cost depends on the mesh dims involved, not on all ranks.
     """
     bound = math.prod(shape) * math.prod(mesh_shape)
     terms: list[Any] = []

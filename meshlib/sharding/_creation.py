@@ -55,12 +55,14 @@ def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | N
 
 
 def zeros(shape: Sequence[int], sharding: Sharding, dtype: npt.DTypeLike = float) -> DArray:
-    """Return a global array of zeros; every rank makes its own part. Raises as ``full`` does."""
+    """Return a global array of zeros; every rank makes its own part. Raises the errors of
+    ``full``."""
     return full(shape, sharding, 0, dtype)
 
 
 def ones(shape: Sequence[int], sharding: Sharding, dtype: npt.DTypeLike = float) -> DArray:
-    """Return a global array of ones; every rank makes its own part. Raises as ``full`` does."""
+    """Return a global array of ones; every rank makes its own part. Raises the errors of
+    ``full``."""
     return full(shape, sharding, 1, dtype)
 
 

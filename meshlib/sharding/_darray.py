@@ -1,4 +1,4 @@
-"""``DArray``: a global array of which this rank has a part, as one of NumPy's arrays."""
+"""``DArray``: a global array that is distributed over a mesh and works like a NumPy array."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DArray(GlobalArray):
         """Return the ``jax.Array`` of the same global values, on ``mesh.to_jax()``.
 
         Each process has one device there. Partial values are reduced first. Raises ValueError for
-        uneven parts, which JAX's arrays cannot have, and as ``DeviceMesh.to_jax`` does.
+        uneven parts, which JAX's arrays cannot have, and the errors of ``DeviceMesh.to_jax``.
         """
         return to_jax(self)
 
@@ -46,12 +46,12 @@ class DArray(GlobalArray):
     def from_jax(cls, array: jax.Array, mesh: DeviceMesh) -> Self:
         """Return a ``jax.Array`` on ``mesh.to_jax()`` as a DArray on ``mesh``.
 
-        On the CPU its part is JAX's memory, which is read-only. Raises ValueError for an array on
-        another mesh or without a ``NamedSharding``.
+        On the CPU the local array shares JAX's memory, which is read-only. Raises ValueError for
+        an array on another mesh or without a ``NamedSharding``.
         """
         return cls(*from_jax(array, mesh))
 
-    # ------------------------------------------------------------------ as NumPy's arrays
+    # ------------------------------------------------------------------ NumPy's protocols
 
     def __getitem__(self, index: Any) -> Self:
         return select(self, index)

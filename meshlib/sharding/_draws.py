@@ -2,8 +2,8 @@
 
 The generator is counter-based (Philox 4x64, Salmon et al., "Parallel random numbers: as easy as 1,
 2, 3", 2011). Element i, in C order of the global array, takes draw i (uniform) or draws 2i and 2i +
-1 (normal, by Box and Muller). A rank draws the numbers of its part. If that consists of short
-pieces, it draws the gaps as well and drops them.
+1 (normal, by Box and Muller). A rank draws the numbers of its part. If the part consists of short
+pieces, the rank also draws the numbers between them and drops those.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _fill(
 
 
 def _uniform(raw: Draws, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return numbers from [0, 1), all that ``dtype`` has at equal distances."""
+    """Return numbers in [0, 1), on the finest evenly spaced grid that ``dtype`` has there."""
     bits = np.finfo(dtype).nmant + 1
     return (raw >> np.uint64(64 - bits)).astype(dtype) * dtype.type(2.0**-bits)
 

@@ -1,4 +1,4 @@
-"""A global array of which this rank has a part: all of ``DArray`` that needs no rule."""
+"""A distributed global array: the part of ``DArray`` that needs no rules."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class GlobalArray(NDArrayOperatorsMixin):
             raise TypeError("len() of an array without dims")
         return self.shape[0]
 
-    # ------------------------------------------------------------------ laid out anew
+    # ------------------------------------------------------------------ redistribution
 
     @overload
     def redistribute(
@@ -172,7 +172,7 @@ class GlobalArray(NDArrayOperatorsMixin):
         return local.copy() if everywhere is self and local is not None else local
 
     def reduced(self) -> Self:
-        """Return the array with partial values reduced; itself where there are none."""
+        """Return the array with partial values reduced; itself if there are none."""
         if not self.sharding.partial_dims:
             return self
         return self.redistribute(self.sharding.reduced())

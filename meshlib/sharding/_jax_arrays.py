@@ -39,7 +39,7 @@ def to_jax(x: GlobalArray) -> jax.Array:
 
 
 def from_jax(array: jax.Array, mesh: DeviceMesh) -> tuple[Any, Sharding, tuple[int, ...], Any]:
-    """Return what a DArray of ``array`` is made of; see ``DArray.from_jax``."""
+    """Return the arguments of the DArray of ``array``; see ``DArray.from_jax``."""
     import jax.sharding
 
     sharding = array.sharding

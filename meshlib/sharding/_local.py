@@ -1,4 +1,4 @@
-"""One rank's part of an array: NumPy's or CuPy's, and boxes of the global array within it."""
+"""One rank's part of an array, of NumPy or CuPy, and boxes of the global array."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshlib._arrays import adapter as arrays
-from meshlib._arrays.adapted import Adapted
+from meshlib._arrays.adapted import AdaptedArray
 
 Array = Any
 """``numpy.ndarray`` or ``cupy.ndarray``."""
@@ -19,7 +19,7 @@ Box = tuple[slice, ...]
 
 
 def array_module(array: Array) -> Any:
-    """Return NumPy or CuPy, whichever ``array`` is of; None for anything else."""
+    """Return the library of ``array``, NumPy or CuPy; None for anything else."""
     if isinstance(array, np.ndarray):
         return np
     cupy = sys.modules.get("cupy")
@@ -45,7 +45,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """Return what two parts of an array share, None if that is nothing."""
+    """Return the overlap of two parts of an array, or None."""
     both: list[slice] = []
     for x, y in zip(a, b, strict=True):
         low, high = max(x.start, y.start), min(x.stop, y.stop)
@@ -61,31 +61,31 @@ def relative(box: Box, within: Box) -> tuple[Any, ...]:
         slice(part.start - outer.start, part.stop - outer.start)
         for part, outer in zip(box, within, strict=True)
     )
-    return (*inside, ...)  # without which an array without dims would give a scalar
+    return (*inside, ...)  # the ellipsis keeps a 0-d array from becoming a scalar
 
 
-def flat_target(array: Array) -> Adapted:
-    """Return an array as the flat buffer that a call writes to; ``finish()`` ends with it there."""
+def flat_target(array: Array) -> AdaptedArray:
+    """Return an array as the flat buffer that a call writes to; ``finish()`` copies it back."""
     return arrays.target(array, "local")
 
 
-def flat_source(array: Array) -> Adapted:
+def flat_source(array: Array) -> AdaptedArray:
     """Return an array as the flat buffer that a call reads: a copy unless it is C-contiguous."""
     return arrays.source(array, "local")
 
 
 def neutral(op: str, array: Array) -> Array:
-    """Return what changes nothing where ``op`` reduces it with ``array``, of its shape."""
+    """Return an array like ``array`` of the neutral elements of ``op``."""
     module = array_module(array)
     if op == "sum":
         zeros = module.zeros(array.shape, array.dtype)
-        # Of floats -0.0 is neutral: -0.0 + 0.0 is 0.0.
+        # The neutral float is -0.0: -0.0 + 0.0 is 0.0.
         return zeros if array.dtype.kind in "biu" else module.negative(zeros, out=zeros)
     if op == "product":
         return module.ones(array.shape, array.dtype)
-    return array.copy()  # of equal values average, least and greatest are that value
+    return array.copy()  # the average, minimum and maximum of equal values is the value
 
 
 def as_array(value: Any) -> Array:
-    """Return a result of NumPy, which gives scalars for arrays without dims, as an array."""
+    """Return a result of NumPy as an array: NumPy returns scalars instead of 0-d arrays."""
     return np.asarray(value) if isinstance(value, (np.generic, bool, int, float)) else value

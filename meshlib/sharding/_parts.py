@@ -1,4 +1,4 @@
-"""Checks of the parts that a global array is made of: those of this rank alone, or of all."""
+"""Checks of a global array's parts: of this rank's part alone, or of all ranks' parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
     check_sharding(sharding)
     mesh = sharding.mesh
 
-    def tell() -> dict[str, Any]:
+    def describe() -> dict[str, Any]:
         try:
             _check_part(local)
             given = None if shape is None else tuple(to_whole_numbers(shape, "shape"))
@@ -56,7 +56,7 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
         own = {"local": tuple(local.shape), "dtype": str(local.dtype)}
         return {"sharding": repr(sharding), "shape": given, **own}
 
-    answers = _agreed(mesh, tell, ("dtype", "sharding", "shape"))
+    answers = _agreed(mesh, describe, ("dtype", "sharding", "shape"))
     shape = answers[0]["shape"]
     ranks = mesh.process_group.ranks
     locals_ = [answer["local"] for answer in answers]
@@ -86,9 +86,9 @@ def agreed_source(
     """
     mesh, rank = sharding.mesh, sharding.mesh.get_rank()
 
-    def tell() -> dict[str, Any]:
+    def describe() -> dict[str, Any]:
         src = to_whole_number(src_data_rank, "src_data_rank")
-        told: dict[str, Any] = {"sharding": repr(sharding), "src_data_rank": src}
+        described: dict[str, Any] = {"sharding": repr(sharding), "src_data_rank": src}
         if not 0 <= src < mesh.size():
             raise ValueError(f"src_data_rank is {src}; expected 0 to {mesh.size() - 1}, in {mesh}")
         if mesh.process_group.rank() == src:
@@ -98,25 +98,25 @@ def agreed_source(
                     " array"
                 )
             sharding.check_shape(array.shape)
-            told["array"] = tuple(array.shape), array.dtype
-        return told
+            described["array"] = tuple(array.shape), array.dtype
+        return described
 
-    answers = _agreed(mesh, tell, ("sharding", "src_data_rank"))
+    answers = _agreed(mesh, describe, ("sharding", "src_data_rank"))
     src = answers[0]["src_data_rank"]
     return src, *answers[src]["array"]
 
 
 def _agreed(
-    mesh: DeviceMesh, tell: Callable[[], dict[str, Any]], same: Sequence[str]
+    mesh: DeviceMesh, describe: Callable[[], dict[str, Any]], same: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the value that ``tell`` returns on each rank of ``mesh``, in group order.
+    """Return the value that ``describe`` returns on each rank of ``mesh``, in group order.
 
     Raises on all of them what one raises, and ValueError where ``same`` entries differ.
     """
     if mesh.coordinate_of(mesh.get_rank()) is None:
         raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
     ranks = mesh.process_group.ranks
-    answers = gather_or_raise(mesh.process_group, tell)
+    answers = gather_or_raise(mesh.process_group, describe)
     first = answers[0]
     for rank, answer in zip(ranks, answers, strict=True):
         for what in same:

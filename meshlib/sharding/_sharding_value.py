@@ -28,22 +28,22 @@ from transport._checks import to_whole_numbers
 
 PartialDims = Mapping[DimKey, Any] | Sequence[DimKey] | DimKey | None
 LINEAR = frozenset({"sum", "avg"})
-"""Partial values that may be reduced in any order, and be partial together: sums and multiples of
-the parts are parts of the sum and multiple.
+"""The linear ops. Partial values of several linear ops may be reduced in any order, and adding or
+scaling partial values gives partial values of the result.
 """
 
 
 @dataclass(slots=True, init=False, repr=False)
 class ShardingValue:
-    """The arithmetic of a ``Sharding``, which adds the plans from one to another."""
+    """The base of ``Sharding``: its fields and arithmetic, without redistribution plans."""
 
     dims: tuple[tuple[int, ...], ...]
-    """The mesh dims that split each array dim, by number; without unsplit dims at the end."""
+    """The mesh dims that split each array dim, by number; trailing unsplit dims are left out."""
     partial_dims: tuple[tuple[int, str], ...]
     """The partial mesh dims, by number, with their ops."""
     mesh: DeviceMesh
     """The mesh."""
-    _hash: int = field(compare=False)  # that of the mesh takes long
+    _hash: int = field(compare=False)  # kept, because hashing the mesh is slow
 
     def __init__(self, mesh: DeviceMesh, spec: Any = None, partial: PartialDims = None) -> None:
         if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -67,13 +67,13 @@ class ShardingValue:
         kinds = {op for _, op in ops}
         if len(kinds) > 1 and not kinds <= LINEAR:
             raise ValueError(
-                f"partial has the ops {', '.join(sorted(kinds))}: in which order they are to be"
-                " reduced would matter; expected one of them, or sum and avg"
+                f"partial has the ops {', '.join(sorted(kinds))}, whose result depends on the order"
+                " of the reductions; expected a single op, or sum and avg"
             )
         kept = [tuple(dim) for dim in dims]
         while kept and not kept[-1]:
             kept.pop()
-        # Past __setattr__, which refuses.
+        # Bypasses __setattr__, which always raises.
         put = object.__setattr__
         put(self, "mesh", mesh)
         put(self, "dims", tuple(kept))
@@ -89,7 +89,7 @@ class ShardingValue:
     ) -> Self:
         """Return the sharding with ``dims`` and ``partial_dims`` as given: mesh dims by number.
 
-        For code that computes with shardings; not all is checked that ``Sharding`` checks.
+        For code that computes with shardings: it skips some of the checks of ``Sharding``.
         """
         sharding = cls.__new__(cls)
         sharding._set(mesh, dims, partial)
@@ -97,7 +97,7 @@ class ShardingValue:
 
     # ------------------------------------------------------------------ a value
 
-    # By hand: a frozen dataclass with slots says nothing of use about names that are no fields.
+    # By hand: a frozen dataclass with slots raises an unhelpful error for a name without a field.
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Sharding is immutable; {name!r} cannot be set")
 
@@ -114,10 +114,10 @@ class ShardingValue:
         return f"Sharding({self.mesh.described()}: {self.described()})"
 
     def described(self) -> str:
-        """Return spec and partial dims, as ``P('dp')`` or ``P('dp'), partial {'tp': 'sum'}``."""
+        """Return spec and partial dims: ``P('dp')`` or ``P('dp'), partial {'tp': 'sum'}``."""
         return f"{self.spec}, partial {self.partial}" if self.partial_dims else repr(self.spec)
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ as users write it
 
     @property
     def spec(self) -> P:
@@ -131,17 +131,17 @@ class ShardingValue:
 
     @property
     def placements(self) -> list[Placement]:
-        """The same as torch writes it: a placement for each mesh dim, the outermost first.
+        """This sharding in torch's form: a placement for each mesh dim, the outermost first.
 
-        Raises ValueError where torch's list cannot say it: an array dim that is split by an inner
-        mesh dim before an outer one.
+        Raises ValueError for an array dim that is split by an inner mesh dim before an outer one:
+        torch's list cannot express that.
         """
         result: list[Placement] = [Replicate()] * self.mesh.ndim
         for array_dim, dim in enumerate(self.dims):
             if list(dim) != sorted(dim):
                 raise ValueError(
                     f"{self} splits dim {array_dim} by mesh dims in another order than the mesh's,"
-                    " which a list of placements cannot say; use spec"
+                    " which a list of placements cannot express; use spec"
                 )
             for i in dim:
                 result[i] = Shard(array_dim)
@@ -164,21 +164,21 @@ class ShardingValue:
         """Return the mesh dims, by number, that split ``array_dim`` (from 0)."""
         return self.dims[array_dim] if array_dim < len(self.dims) else ()
 
-    # ------------------------------------------------------------------ who has what
+    # ------------------------------------------------------------------ the parts of ranks
 
     def local_shape(self, shape: Sequence[int], rank: int | None = None) -> tuple[int, ...]:
-        """Return the shape that ``rank`` (default: this rank) has of a global array of ``shape``.
+        """Return the shape of a rank's part (default: this rank's) of an array of ``shape``.
 
-        Raises as ``slices`` does.
+        Raises the errors of ``slices``.
         """
         return shape_of(self.slices(shape, rank))
 
     def slices(self, shape: Sequence[int], rank: int | None = None) -> tuple[slice, ...]:
-        """Return which part of a global array of ``shape`` a global ``rank`` has, a slice a dim.
+        """Return the part of a global array of ``shape`` on a global ``rank``: a slice per dim.
 
-        ``array[sharding.slices(array.shape, rank)]`` is that rank's part (which, where values are
-        partial, is still to be reduced). ``rank`` is this rank by default. Raises ValueError for a
-        rank that is not in the mesh and for a shape with fewer dims than the spec.
+        ``array[sharding.slices(array.shape, rank)]`` is that rank's part; partial values in it
+        still have to be reduced. ``rank`` is this rank by default. Raises ValueError for a rank
+        that is not in the mesh and for a shape with fewer dims than the spec.
         """
         return self.slices_at(self.check_shape(shape), self._coordinate_of(rank))
 
@@ -205,10 +205,10 @@ class ShardingValue:
         return math.prod(self.mesh.shape[i] for i in self.replicated_dims)
 
     def replica(self, rank: int | None = None) -> int:
-        """Return which of the ranks with the same values ``rank`` is: 0 to ``replica_count`` - 1.
+        """Return the number of ``rank`` among the ranks with its part: 0 to ``replica_count`` - 1.
 
-        Of each part one rank is 0: the work of writing or counting it can be that rank's. Raises
-        ValueError for a rank that is not in the mesh.
+        Exactly one rank of each part has number 0. Let that rank do what must be done once, such
+        as writing the part. Raises ValueError for a rank that is not in the mesh.
         """
         coordinate = self._coordinate_of(rank)
         number = 0
@@ -217,7 +217,7 @@ class ShardingValue:
         return number
 
     def parts(self, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-        """Yield each part that is not empty once, in C order of the array: together they are it."""
+        """Yield each non-empty part once, in C order; together the parts are the whole array."""
         lengths = self.check_shape(shape)
         along: list[list[slice]] = []
         for d, n in enumerate(lengths):
@@ -245,12 +245,12 @@ class ShardingValue:
         return spec if isinstance(spec, type(self)) else type(self)(self.mesh, spec, partial)
 
     def reduced(self) -> Self:
-        """Return this sharding with nothing partial: those values are then on all their ranks."""
+        """Return this sharding with partial values reduced, and replicated over their mesh dims."""
         return self.of_positions(self.mesh, self.dims) if self.partial_dims else self
 
 
 def dim_key(mesh: DeviceMesh, position: int) -> DimKey:
-    """Return the name of a mesh's dim, its number where it has no names."""
+    """Return the name of a mesh dim, or its number if the mesh has no names."""
     names = mesh.mesh_dim_names
     return position if names is None else names[position]
 

@@ -61,7 +61,7 @@ def _entry(entry: Any, entries: Any) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Array dim ``dim`` is split along the mesh dim in whose place this stands in a list."""
+    """Array dim ``dim`` is split along the mesh dim at this placement's position in the list."""
 
     dim: int
 
@@ -72,12 +72,12 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """All ranks along the mesh dim in whose place this stands have the same values."""
+    """All ranks along the mesh dim at this placement's position have the same values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The value is what ``reduce_op`` makes of those along the mesh dim in whose place this stands.
+    """The value is the reduction by ``reduce_op`` along the mesh dim at this placement's position.
 
     ``reduce_op`` is "sum", "avg", "product", "min" or "max". Raises ValueError for another.
     """

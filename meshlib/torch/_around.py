@@ -52,27 +52,27 @@ class Around:
         async_op = opts is None or opts.asyncOp
         number = next(self._numbers)
         if self.before:
-            said = self._hook_arguments(_c10d.PreHookArgs(), name, number, async_op)
-            said.input_tensors = [] if name.startswith("recv") else _flat(inputs)
-            said.output_tensors = [] if name == "send" else _flat(outputs)
-            said.root = getattr(opts, "rootRank", -1)
+            arguments = self._hook_arguments(_c10d.PreHookArgs(), name, number, async_op)
+            arguments.input_tensors = [] if name.startswith("recv") else _flat(inputs)
+            arguments.output_tensors = [] if name == "send" else _flat(outputs)
+            arguments.root = getattr(opts, "rootRank", -1)
             for hook in list(self.before.values()):
-                hook(said)
+                hook(arguments)
         work = _with_event(name, call)
         if self.after:
-            said = self._hook_arguments(_c10d.PostHookArgs(), name, number, async_op)
-            said.work = work
+            arguments = self._hook_arguments(_c10d.PostHookArgs(), name, number, async_op)
+            arguments.work = work
             for hook in list(self.after.values()):
-                hook(said)
+                hook(arguments)
         return work
 
-    def _hook_arguments(self, said: Any, name: str, number: int, async_op: bool) -> Any:
+    def _hook_arguments(self, arguments: Any, name: str, number: int, async_op: bool) -> Any:
         wanted, known = _HOOK_NAMES.get(name, name.upper()), _c10d.HookOpName
         # PyTorch 2.14 tells apart fewer calls than 2.15.
         names = (wanted, wanted.removesuffix("_BASE"), "UNKNOWN")
-        said.name = next(getattr(known, each) for each in names if hasattr(known, each))
-        said.op_id, said.async_op = number, async_op
-        return said
+        arguments.name = next(getattr(known, each) for each in names if hasattr(known, each))
+        arguments.op_id, arguments.async_op = number, async_op
+        return arguments
 
 
 def _with_event(name: str, call: Callable[[], Any]) -> Any:

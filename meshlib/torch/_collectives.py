@@ -30,7 +30,7 @@ _UNSET = timedelta(0)  # c10d's own marks are this and less
 
 
 def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
-    """Make a method of it that c10d calls, with what is around calls.
+    """Make a method of it that c10d calls, with the checks around a call.
 
     Argument ``of``, a tensor or a list of them, says which device's backend makes the call;
     ``opts``, the last argument, is c10d's default for those named ``options``.

@@ -18,7 +18,7 @@ Finish = Callable[[], object]
 def average_of_integers(
     op: ReduceOp, inputs: Sequence[Array], outputs: Sequence[Array], size: int
 ) -> tuple[ReduceOp, Finish | None]:
-    """Return the op for ``inputs`` and what follows: torch's backends average integers, too.
+    """Return the op for ``inputs`` and the last step: torch's backends average integers, too.
 
     Their average of integers is the sum divided by ``size``, rounded towards zero.
     """
@@ -37,8 +37,10 @@ def average_of_integers(
 
 
 def apart(outputs: Sequence[Array]) -> tuple[Sequence[Array], Finish | None]:
-    """Return what a call is to write, and what copies that to ``outputs``: one array may be several
-    of them, ``[buffer] * n``, and keeps the last one's values, as with Gloo.
+    """Return the arrays that a call has to write, and a function that copies them to ``outputs``.
+
+    One array may be several of ``outputs``, ``[buffer] * n``; it keeps the values of the last one,
+    as with Gloo.
     """
     if len({x.__array_interface__["data"][0] for x in outputs}) == len(outputs):
         return outputs, None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from meshlib._groups.process_group import ProcessGroup
 from meshlib._job.current import current_world, find_world
-from meshlib._job.init import destroy_process_group, init_process_group
+from meshlib._job.starting.init import destroy_process_group, init_process_group
 from meshlib._job.world import World
 from meshlib.torch._store import claim_world
 

@@ -1,7 +1,8 @@
-"""Making the backend known to ``torch.distributed``: at ``import meshlib.torch``, or PyTorch's own.
+"""Registering the backend with ``torch.distributed``, at ``import meshlib.torch`` or
+``import torch``.
 
-PyTorch calls ``register`` when it is imported (the entry point ``torch.backends``). So nothing else
-is imported here before somebody uses the backend.
+PyTorch calls ``register`` when it is imported (the entry point ``torch.backends``). So this module
+imports the rest of ``meshlib.torch`` only when the backend is used.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ NAME = "meshlib"
 def register() -> None:
     """Register the backend ``meshlib`` and the rendezvous ``meshlib://``. Idempotent.
 
-    Where ``meshrun`` has started this process, ``env://`` is ``meshlib://``, as long as the
-    program leaves MASTER_ADDR and MASTER_PORT as they are: its store speaks to meshlib alone.
+    If ``meshrun`` started this process, ``env://`` means ``meshlib://``, unless the program changes
+    MASTER_ADDR or MASTER_PORT: PyTorch's client does not know the protocol of meshrun's store.
     """
     c10d: Any = import_module("torch.distributed")
     if not c10d.is_available() or NAME in c10d.Backend.backend_list:
@@ -42,7 +43,7 @@ def _meet(url: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, int,
 
 
 def _take_over(handlers: dict[str, Any]) -> None:
-    """Have ``env://`` meet in the launcher's store; PyTorch has no public way to say so."""
+    """Make ``env://`` use the launcher's store; PyTorch has no public API for that."""
     pytorchs = handlers["env"]
 
     def meet(url: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:

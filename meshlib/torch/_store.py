@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from meshlib._job.current import current_world, find_world
-from meshlib._job.init import init_process_group
+from meshlib._job.starting.init import init_process_group
 from meshlib._job.world import DEFAULT_TIMEOUT, World
 from transport._rendezvous.rank_claims import next_job_part
 from transport._store.base import Store, Value
@@ -81,7 +81,7 @@ def meshlib_rendezvous(
 ) -> Iterator[tuple[TorchStore, int, int]]:
     """Yield torch's store, the rank and the world size of this process; the handler of the URL.
 
-    Initialises meshlib if the program has not. Raises what ``meshlib.init_process_group`` raises.
+    Initialises meshlib if the program has not. Raises the errors of ``meshlib.init_process_group``.
     """
     made_world = find_world() is None
     if made_world:

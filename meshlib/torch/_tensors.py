@@ -1,4 +1,4 @@
-"""PyTorch's CPU tensors as NumPy arrays over the same memory, and its reductions as ours."""
+"""PyTorch's CPU tensors as NumPy arrays over the same memory; its reduce ops as ``ReduceOp``s."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def array(tensor: Any) -> Array:
 
 
 def arrays(tensors: Iterable[Any]) -> list[Array]:
-    """Return each of ``tensors`` as ``array`` does."""
+    """Return ``array(tensor)`` for each of ``tensors``."""
     return [array(tensor) for tensor in tensors]
 
 
 def reduction(op: Any) -> ReduceOp:
-    """Return torch's ``op`` as ours; raise TypeError for one that there is none for."""
+    """Return the ``ReduceOp`` for torch's ``op``; raise TypeError if there is none."""
     kind: str = getattr(op, "op", op).name
     if kind == RedOpType.PREMUL_SUM.name:
         factor: Any = op.factor

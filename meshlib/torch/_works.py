@@ -1,4 +1,4 @@
-"""meshlib's Works as those of ``torch.distributed``, which C++ may hold and continue."""
+"""meshlib's Works as Works of ``torch.distributed``, which C++ may hold and continue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JOIN_SECONDS = 1.0
 
 
 class ContinuationThreads:
-    """Runs what is to be done when calls have ended: in their order, in no stream of a group.
+    """Runs callbacks of ended calls, in the calls' order, outside of any group's stream.
 
     What follows on a call that was itself made in a continuation runs in another thread, so that
     a continuation may wait for the calls that it makes.
@@ -99,11 +99,11 @@ class TorchWork(_c10d.Work):
         return self._work is None or self._work.is_success()
 
     def exception(self) -> BaseException | None:
-        """Return what the call has failed with, or None."""
+        """Return the exception of the call, or None."""
         return None if self._work is None else self._work.exception()
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait until the call has ended; return True or raise what it has failed with.
+        """Wait until the call has ended; return True or raise its exception.
 
         ``timeout`` bounds this wait, not the call; ``kNoTimeout``, zero, does not.
         """
@@ -116,7 +116,7 @@ class TorchWork(_c10d.Work):
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Have what follows in the caller's stream come after the call: on the CPU, wait for it."""
+        """Order the caller's stream after the call: on the CPU, wait for it."""
         self.wait()
 
     def result(self) -> list[Any]:

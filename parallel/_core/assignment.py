@@ -15,7 +15,8 @@ FIRST_BUCKET_BYTES = MIB
 def cap_in_bytes(bucket_cap_mb: Any) -> int:
     """Return a bucket size given in MiB in bytes.
 
-    Raises TypeError for what is no number, ValueError for one that is not positive and finite.
+    Raises TypeError for a value that is not a number, ValueError for one that is not positive and
+    finite.
     """
     if not isinstance(bucket_cap_mb, Real):
         raise TypeError(

@@ -135,7 +135,7 @@ class Bucket:
 
 
 def put(view: Array, grad: Array | None) -> None:
-    """Copy a gradient into its place in a buffer, unless it is there; zeros where there is none."""
+    """Copy a gradient into its place in a buffer, unless it is there; zeros if there is none."""
     if grad is None:
         view.fill(0)
     elif grad is not view:
@@ -198,13 +198,13 @@ class BucketSet:
         self.where = {number: bucket for bucket in self.all for number in bucket.numbers}
 
     def agree(self, order: Sequence[int]) -> list[int]:
-        """Return group rank 0's ``order``: gradients may have come in another one elsewhere."""
+        """Return group rank 0's ``order``: gradients may have arrived in another one elsewhere."""
         numbers = self._specs[0].library.asarray(order, dtype="int64")
         self._group.broadcast(numbers, group_src=0)
         return numbers.tolist()
 
     def residuals(self) -> dict[int, Array]:
-        """Return what error feedback keeps for the next reduction, by the gradients' numbers."""
+        """Return the rounding errors that error feedback keeps, by the gradients' numbers."""
         return {n: part for bucket in self.all for n, part in bucket.residuals().items()}
 
     def _assign(self, order: Sequence[int]) -> list[list[int]]:

@@ -149,5 +149,5 @@ def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
 
 
 def only(value: Any) -> Any:
-    """Return what a hook's future holds: an array, or as in c10d a list of one."""
+    """Return the array in a hook's future, which is an array or, as in c10d, a list of one."""
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value

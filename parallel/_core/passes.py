@@ -136,7 +136,7 @@ class Stopwatch:
         at_once(future, note)
 
     def finish(self) -> PassStatistics:
-        """Return what was collected, and begin anew."""
+        """Return the collected values, and begin anew."""
         communication = exposed = 0.0
         begin = end = 0.0
         for launched, landed in zip(self._launched, self._landed, strict=True):

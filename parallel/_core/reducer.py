@@ -92,11 +92,11 @@ class Reducer:
 
     @property
     def under_way(self) -> bool:
-        """Whether a bucket of the pass has been handed over."""
+        """True if a bucket of the pass has been handed over."""
         return bool(self._launched)
 
     def residuals(self) -> dict[int, Array]:
-        """Return what error feedback keeps for the next reduction, by the gradients' numbers."""
+        """Return the rounding errors that error feedback keeps, by the gradients' numbers."""
         return self._buckets.residuals()
 
     # Buckets
@@ -178,13 +178,13 @@ class Reducer:
             self._mark_ready(number, grad)
 
     def arrived(self, number: int) -> bool:
-        """Whether the gradient has come in this pass."""
+        """True if the gradient has arrived in this pass."""
         return number in self._arrived
 
     def finish(self, scale: Scale) -> None:
         """Wait for all buckets and deliver the averages.
 
-        ``scale(group)`` is what an average over ``group`` is multiplied by.
+        ``scale(group)`` is the factor for an average over ``group``.
 
         Raises RuntimeError when gradients are missing and unused parameters were not allowed, and
         what the communication raised.

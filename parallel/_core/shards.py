@@ -62,7 +62,7 @@ class ShardLayout:
         return [flat[begin + start : begin + stop] for start, stop in self._rows[i]]
 
     def packed_rows(self, flat: Array) -> list[Array]:
-        """Return what of the packed parts is each rank's, views."""
+        """Return each rank's packed parts, as views."""
         return [flat[begin:end] for begin, end in itertools.pairwise(self._packed_ends)]
 
     def in_row(self, row: Array, rank: int) -> list[tuple[int, Array]]:

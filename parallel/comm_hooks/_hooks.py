@@ -125,7 +125,7 @@ class PostLocalSGDState:
 def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[Any]:
     """Average the bucket over all replicas at first, later over the subgroup.
 
-    Raises TypeError for a ``state`` that is no ``PostLocalSGDState``.
+    Raises TypeError for a ``state`` that is not a ``PostLocalSGDState``.
     """
     check_instance(state, PostLocalSGDState, "the state of post_localSGD_hook")
     warming_up = state.iteration < state.start_localSGD_iter
@@ -252,7 +252,7 @@ class PowerSGDState:
         """Go on from what ``state_dict`` returned on this rank, in this process or another.
 
         Raises ValueError, naming both, when the seed or the rank of the approximation differ,
-        TypeError for what is no state dict, KeyError for one that lacks something.
+        TypeError for a value that is not a state dict, KeyError for one that lacks something.
         """
         check_state_dict(state, *self.state_dict())
         for name in ("random_seed", "matrix_approximation_rank"):
@@ -279,7 +279,7 @@ class _Compressed:
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
     """Average the bucket approximately, in far fewer bytes; see the module.
 
-    Raises TypeError for a ``state`` that is no ``PowerSGDState``.
+    Raises TypeError for a ``state`` that is not a ``PowerSGDState``.
     """
     check_instance(state, PowerSGDState, "the state of powerSGD_hook")
     buffer = bucket.buffer()

@@ -310,7 +310,7 @@ class DistributedDataParallel(Module, Joinable):
         return FunctionsHook(self._shadow, lambda _, source: self._copy_from(source))
 
     def phase_name(self, phase: int) -> str:
-        """Return what a phase is called in messages."""
+        """Return the name of a phase in messages."""
         return _StepPhase(phase).name.lower()
 
     def _shadow(self, phase: int) -> None:
@@ -325,7 +325,7 @@ class DistributedDataParallel(Module, Joinable):
         self._broadcast_buffers(source)
 
     def _scale(self, group: ProcessGroup | None) -> float:
-        """Return what turns the average over all of ``group`` into the one that is wanted."""
+        """Return the factor that turns the average over ``group`` into the wanted average."""
         if self.join_context is None or self._average_over_all or group is None:
             return 1.0
         active = len(self.join_context.active_in(group))

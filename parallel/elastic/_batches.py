@@ -22,8 +22,8 @@ class Share:
 
     ``samples`` are the numbers of its samples (int64). ``batch`` is the number of samples of all
     ranks together. Each rank multiplies the mean over its samples by ``weight``. The mean of these
-    products over the ranks is the mean over the batch. The ratio of the batch's size to that of a
-    full mesh is ``scale``.
+    products over the ranks is the mean over the batch. ``scale`` is the ratio of the batch's size
+    to the batch's size of a full mesh.
     """
 
     samples: Positions
@@ -32,10 +32,10 @@ class Share:
     scale: float
 
     def microbatches(self, size: int) -> Iterator[Positions]:
-        """Yield ``samples`` in pieces of at most ``size``, as even as can be.
+        """Yield ``samples`` in pieces of at most ``size``, as evenly as possible.
 
-        Gradients of all but the last are accumulated (``no_sync``): so a rank that has more samples
-        than before, because others are gone, needs no more memory.
+        Accumulate the gradients of all but the last (``no_sync``). Then a rank that gets more
+        samples, because other ranks are gone, needs no more memory.
         """
         pieces = max(1, math.ceil(len(self.samples) / to_count(size, "size")))
         yield from np.array_split(self.samples, pieces)
@@ -52,7 +52,7 @@ class _PrefetchedSamples:
     samples: list[Positions]
 
     def at(self, cursor: int, place: int, ranks: int) -> Positions | None:
-        """Return those of the step that begins at ``cursor``, None if that is not among them."""
+        """Return the samples of the step that begins at ``cursor``; None for another step."""
         step, rest = divmod(cursor - self.cursor, self.batch)
         if (place, ranks, rest) != (self.place, self.ranks, 0) or not 0 <= step < len(self.samples):
             return None
@@ -60,29 +60,29 @@ class _PrefetchedSamples:
 
 
 _AHEAD = 1024
-"""So many samples are looked up at once, where a share has fewer: that takes little longer."""
+"""The samples to look up at once if a share has fewer, because that takes little longer."""
 
 
 class ElasticBatches:
-    """Cuts an endless order of samples into the batches of steps, and those into ranks' shares.
+    """Cuts an endless order of samples into batches of steps, and batches into ranks' shares.
 
-    The samples are passed over again and again, in another order each time, and each is there once
-    in a pass. Where a batch begins is a single number, the samples used up before it; it moves with
-    commits alone. So over any history of losses and joins each sample is used exactly once a pass.
+    The order consists of passes. Each pass has every sample once, in another order. The beginning
+    of a batch is a single number, the samples used before it, which only commits change. So over
+    any history of losses and joins each sample is used exactly once a pass.
 
     Args:
         length: The number of samples.
-        batch_size: With ``policy="keep"`` the samples of a step, all ranks together: those that are
-            left share what lost ones would have had. With ``"scale"`` the samples of each rank: a
-            smaller mesh makes smaller batches, and ``Share.scale`` says how much smaller, for the
-            learning rate.
+        batch_size: With ``policy="keep"`` the samples of a step on all ranks together: remaining
+            ranks share the samples of lost ones. With ``"scale"`` the samples of each rank: a
+            smaller mesh has smaller batches, by the factor ``Share.scale``, to which the learning
+            rate can be adjusted.
         policy: ``"keep"`` or ``"scale"``.
-        shuffle: Draw another order for each pass; without it, it is that of the numbers.
+        shuffle: Draw another order for each pass. Without it, samples come by their numbers.
         seed: Chooses the orders.
 
     Raises:
         ValueError: For numbers that are not positive, and an unknown policy.
-        TypeError: For what is no whole number.
+        TypeError: For a value that is not an integer.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ElasticBatches:
         self._ahead: _PrefetchedSamples | None = None
 
     def batch(self, ranks: int) -> int:
-        """Return the samples of a step with so many ``ranks`` that read data of their own."""
+        """Return the number of samples of a step with ``ranks`` ranks that read different data."""
         return self.batch_size if self.policy == "keep" else self.batch_size * ranks
 
     def share(self, cursor: int, place: int, ranks: int, full: int) -> Share:

@@ -158,7 +158,7 @@ class ElasticMesh:
         batches: ElasticBatches | None = None,
         restore: Callable[[], object] | None = None,
     ) -> Iterator[Step]:
-        """Yield a step, again and again, until so many are committed.
+        """Yield steps until this many are committed.
 
         If the loss of a rank breaks off a step, the remaining ranks get the step again, with the
         same number.
@@ -304,7 +304,7 @@ class ElasticMesh:
             voted = 0 if step is None else step.voted
             said = MemberReport(self.committed, self.cursor, voted, self._fresh)
             change = job.agree_on_epoch(
-                said=asdict(said),
+                proposal=asdict(said),
                 choose=self._choose,
                 timeout=self._timeout,
                 wait=self._join_timeout,
@@ -357,7 +357,7 @@ class ElasticMesh:
         self._state.move_to(self._mesh)
 
     def _begin(self, change: Change, choice: Choice) -> None:
-        """Begin the epoch with those who are there; raises DistError when one of them is lost."""
+        """Begin the epoch with the present ranks; raise DistError if one of them is lost."""
         started = time.perf_counter()
         self.history.append(change)
         self._change_due = False

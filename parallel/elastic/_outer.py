@@ -83,7 +83,7 @@ class DiLoCo:
     def round(self, step: Step) -> Generator[None]:
         """Train apart inside of the block; at its end come together, if ``step`` is committed.
 
-        Raises what calls on the replicas' group raise; the elastic loop deals with that.
+        Raises the errors of calls on the replicas' group, which the elastic loop handles.
         """
         parameters = list(self._model.parameters())
         begun = [parameter.data.copy() for parameter in parameters]
@@ -112,7 +112,7 @@ class DiLoCo:
         step.on_commit(commit)
 
     def _feedback(self, moved: list[Any]) -> list[Any] | None:
-        """Return what earlier rounds rounded away, to be changed; None where nothing is kept."""
+        """Return the mutable rounding errors of earlier rounds, or None if none are kept."""
         compression = self._group.compression
         if compression is None or not compression.error_feedback:
             return None

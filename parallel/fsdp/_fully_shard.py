@@ -163,7 +163,7 @@ def _not_sharded(module: Module, path: str) -> Iterator[tuple[str, Module]]:
 
 
 def _check_module(module: Any, where: str) -> None:
-    """Raise for what is no module that ``fully_shard`` can be applied to."""
+    """Raise for a value that is not a module that ``fully_shard`` can be applied to."""
     if not isinstance(module, Module):
         raise TypeError(f"{where}: module must be a parallel.nn.Module, got {describe(module)}")
     if isinstance(module, FSDPModule):

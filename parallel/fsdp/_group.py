@@ -202,7 +202,8 @@ class ParameterGroup:
         self._whole = True
 
     def reshard(self, *, keep_some: bool = False) -> None:
-        """Give up the whole parameters; with ``keep_some``, but for parts on ``forward_group``."""
+        """Give up the whole parameters; with ``keep_some``, except for parts on
+        ``forward_group``."""
         if not self._whole and self._gathers:  # they were on their way, and are not needed
             for _, gather in self._gathers:
                 gather.finish()
@@ -298,7 +299,7 @@ class ParameterGroup:
     def abandon(self, pool: Pool) -> None:
         """Be as before the first forward, after an error: memory that may be in use is let go.
 
-        ``pool`` is what takes its place.
+        ``pool`` replaces it.
         """
         for part in self.parts:
             if part.lent:

@@ -317,13 +317,13 @@ class FSDPModule(Module):
                 group.reshard()
 
     def set_reshard_after_forward(self, reshard: bool, recurse: bool = True) -> None:
-        """Say whether whole parameters are given up after forward, and gathered for backward."""
+        """Set whether whole parameters are freed after forward, and gathered again for backward."""
         for group in self._own_groups(recurse):
             group.reshard_after_forward = bool(reshard)
             group.forward_group = None
 
     def set_reshard_after_backward(self, reshard: bool, recurse: bool = True) -> None:
-        """Say whether whole parameters are given up after backward.
+        """Set whether whole parameters are freed after backward.
 
         Without, the next microbatch need not gather them. It must be on again for the last one
         before the optimizer steps.
@@ -352,12 +352,12 @@ class FSDPModule(Module):
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
-        """Say whether ``backward`` reduces gradients, or keeps them, whole, for a later one."""
+        """Set whether ``backward`` reduces gradients, or keeps them whole for a later one."""
         for group in self._own_groups(recurse):
             group.sync = bool(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Say whether gradients are averaged over the replicas, too, or only over the shards.
+        """Set whether gradients are averaged over the replicas too, or only over the shards.
 
         Without, each rank keeps its parts' gradients, for a later backward that does. It means
         something on a mesh of two dims only.
@@ -414,9 +414,9 @@ class FSDPModule(Module):
             self._fsdp.schedule.forget_passes()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy ``state`` into parameters and buffers, in place; raises as ``Module``'s does.
+        """Copy ``state`` into parameters and buffers, in place; raise the errors of ``Module``'s.
 
-        Its arrays are DArrays in any sharding, when all ranks call, or whole ones.
+        Its arrays are whole, or DArrays in any sharding; with DArrays all ranks must call.
         """
         for own in self.sharded_states():
             for group in own.groups:

@@ -1,7 +1,12 @@
 """Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
 
 from parallel.jax import fsdp
-from parallel.jax._context import ring_attention, ulysses_attention
+from parallel.jax._context import (
+    ring_attention,
+    sequence_positions,
+    split_sequence,
+    ulysses_attention,
+)
 from parallel.jax._data_parallel import DistributedDataParallel
 from parallel.jax._experts import (
     balance_loss,
@@ -43,7 +48,9 @@ __all__ = [
     "ring_attention",
     "route",
     "scatter_to_region",
+    "sequence_positions",
     "share_input",
+    "split_sequence",
     "ulysses_attention",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_embedding",

@@ -1,23 +1,86 @@
 """Attention over a sequence that is split over ranks, inside ``jax.jit``.
 
-The counterpart of ``parallel.context`` for pytrees. Each rank holds the same places as there
-(``parallel.context.sequence_positions``). Arrays are (batch, length, heads, head_dim), keys and
-values may have fewer heads. All ranks have losses of their own over their places: gradients are to
-be averaged over ``mesh`` as over data-parallel ranks.
+Arrays are (batch, length, heads, head_dim), keys and values may have fewer heads. Each rank has
+its own loss over its positions: average gradients over ``mesh`` as over data-parallel ranks.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
-from meshlib import DeviceMesh, ProcessGroup, get_rank, get_world_size, jit
-from parallel._core.attention.dot_product import attend
-from parallel._core.attention.ring import RingAlgorithm, half_of
+from meshlib import DeviceMesh, ProcessGroup, get_world_size, jit
+from meshlib.extend import to_whole_number
+from parallel._groups import resolve
+from parallel.jax._ring import Ring, attend
 
 Group = ProcessGroup | DeviceMesh | None
+
+
+def sequence_positions(
+    length: int, mesh: Group = None, *, zigzag: bool = True
+) -> npt.NDArray[np.int64]:
+    """Return the positions in the sequence of this rank's ``length`` entries, (length,).
+
+    A zigzag cuts the sequence into two chunks for each of n ranks, and rank r has chunks r and
+    2n - 1 - r. Few keys precede the early chunk and many precede the late one, so causal attention
+    costs all ranks the same. Without it, rank r has the r-th of n chunks.
+
+    Args:
+        length: The number of positions on each rank; even for a zigzag.
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        zigzag: Use the zigzag order, not consecutive positions.
+
+    Returns:
+        Whole numbers in [0, length * n), ascending.
+
+    Raises:
+        ValueError: For an odd length and a zigzag.
+        TypeError: For a value that is not an integer or a set of ranks.
+    """
+    length, group = to_whole_number(length, "length"), resolve(mesh, "mesh")
+    rank, size = group.rank(), group.size()
+    if not zigzag:
+        return np.arange(rank * length, (rank + 1) * length)
+    _check_even(length, size)
+    half = length // 2
+    late = (2 * size - 1 - rank) * half
+    return np.concatenate([np.arange(rank * half, (rank + 1) * half), np.arange(late, late + half)])
+
+
+def split_sequence(x: Any, mesh: Group = None, *, dim: int = 1, zigzag: bool = True) -> Any:
+    """Return this rank's positions of whole sequences, the same on all ranks: nothing is sent.
+
+    Args:
+        x: An array of NumPy or JAX whose dim ``dim`` is the sequence, such as tokens (batch,
+            length).
+        mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
+        dim: The dim of the sequence.
+        zigzag: The order, see ``sequence_positions``; that of the attention.
+
+    Returns:
+        A copy with 1/n of the positions.
+
+    Raises:
+        ValueError: For a length that does not divide by the ranks, or by twice their number for a
+            zigzag, or a dim that does not exist.
+        TypeError: For a value that is not a set of ranks.
+    """
+    group = resolve(mesh, "mesh")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(f"x of shape {list(x.shape)} has no dim {dim}")
+    length, rest = divmod(x.shape[dim], group.size() * (2 if zigzag else 1))
+    if rest:
+        chunks = f"{2 * group.size()} chunks of a zigzag, two for each" if zigzag else "parts for"
+        raise ValueError(
+            f"dim {dim} of x is {x.shape[dim]} long, which does not divide by the {chunks} of"
+            f" {group.size()} ranks"
+        )
+    positions = sequence_positions(length * (2 if zigzag else 1), group, zigzag=zigzag)
+    return x.take(positions, axis=dim)
 
 
 def ring_attention(
@@ -29,30 +92,30 @@ def ring_attention(
     causal: bool = True,
     zigzag: bool = True,
 ) -> jax.Array:
-    """Return this rank's places of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
+    """Return this rank's positions of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
     ``k`` and ``v`` go round the ranks of ``mesh`` in n - 1 messages. The derivative sends them
     round again, with their gradients. No rank ever holds the keys of all. With ``causal``, query i
     attends to the keys up to i. With ``zigzag``, the sequence has 2n chunks, and rank r holds the
-    chunks r and 2n - 1 - r; else each rank holds consecutive places. Liu et al., "Ring Attention",
-    arXiv:2310.01889. It has first-order reverse-mode derivatives only.
+    chunks r and 2n - 1 - r; else each rank holds consecutive positions. Liu et al., "Ring
+    Attention", arXiv:2310.01889. It has first-order reverse-mode derivatives only.
 
     Raises ValueError, at trace time, for shapes that do not fit together, or an odd length with
     ``zigzag``.
     """
     _check(q, k, v)
     if zigzag:
-        half_of(q.shape[1], get_world_size(mesh))
-    return _ring(q, k, v, (mesh, causal, zigzag))
+        _check_even(q.shape[1], get_world_size(mesh))
+    return _ring(q, k, v, Ring(mesh, causal, zigzag))
 
 
 def ulysses_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, mesh: Group, *, causal: bool = True
 ) -> jax.Array:
-    """Return this rank's places of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
+    """Return this rank's positions of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
     An all-to-all over ``mesh`` gives each rank the whole sequence of 1/n of the heads; a second
-    one returns the results. ``q``, ``k`` and ``v`` hold this rank's consecutive places of the
+    one returns the results. ``q``, ``k`` and ``v`` hold this rank's consecutive positions of the
     sequence. With ``causal``, query i attends to the keys up to i. Jacobs et al., "DeepSpeed
     Ulysses", arXiv:2309.14509.
 
@@ -72,9 +135,16 @@ def ulysses_attention(
         return jit.all_to_all(x, mesh, split_axis=split, concat_axis=concat, tiled=True)
 
     # JAX's own attention computes its softmax in float32, for any input dtype.
-    whole = q.shape[1] * size
-    out, _ = attend(jnp, *(cross(x, 2, 1) for x in (q, k, v)), causal=causal, rows=whole)
+    out, _ = attend(*(cross(x, 2, 1) for x in (q, k, v)), causal=causal)
     return cross(out.astype(q.dtype), 1, 2)
+
+
+def _check_even(length: int, size: int) -> None:
+    if length % 2:
+        raise ValueError(
+            f"each of {size} ranks has {length} positions of a sequence of {length * size}, which"
+            f" does not divide by the {2 * size} chunks of a zigzag, two for each rank"
+        )
 
 
 def _check(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
@@ -92,11 +162,8 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
         )
 
 
-_Over = tuple[Group, bool, bool]  # the ranks, causal, zigzag
-
-
-def _ring_of(q: jax.Array, k: jax.Array, v: jax.Array, over: _Over) -> jax.Array:
-    return _ring_forward(q, k, v, over)[0]
+def _ring_of(q: jax.Array, k: jax.Array, v: jax.Array, ring: Ring) -> jax.Array:
+    return _ring_forward(q, k, v, ring)[0]
 
 
 _rule: Any = jax.custom_vjp(_ring_of, nondiff_argnums=(3,))
@@ -104,46 +171,18 @@ _ring: jax.custom_vjp[jax.Array] = _rule
 
 
 def _ring_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, over: _Over
+    q: jax.Array, k: jax.Array, v: jax.Array, ring: Ring
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out, logs = _ring_over(over, q.shape[1]).forward(_Permutes(over[0]), q, k, v)
+    out, logs = ring.forward(q, k, v)
     return out.astype(q.dtype), (q, k, v, out, logs)
 
 
 def _ring_backward(
-    over: _Over, saved: tuple[jax.Array, ...], grad: jax.Array
+    ring: Ring, saved: tuple[jax.Array, ...], grad: jax.Array
 ) -> tuple[jax.Array, ...]:
     q, k, v, out, logs = saved
-    ring = _ring_over(over, grad.shape[1])
-    grads = ring.backward(_Permutes(over[0]), q, k, v, out, logs, grad)
+    grads = ring.backward(q, k, v, out, logs, grad)
     return tuple(one.astype(x.dtype) for one, x in zip(grads, (q, k, v), strict=True))
 
 
 _ring.defvjp(_ring_forward, _ring_backward)
-
-
-def _ring_over(over: _Over, length: int) -> RingAlgorithm:
-    mesh, causal, zigzag = over
-    return RingAlgorithm(jnp, get_rank(mesh), get_world_size(mesh), causal, zigzag, rows=length)
-
-
-class _Permutes(NamedTuple):
-    """Passes arrays on to the next rank while XLA computes."""
-
-    mesh: Group
-
-    def start(self, x: jax.Array, tag: int) -> _Permuted:
-        size = get_world_size(self.mesh)
-        perm = [(rank, (rank + 1) % size) for rank in range(size)]
-        return _Permuted(jit.permute_start(x, perm, self.mesh, tag=tag))
-
-
-class _Permuted(NamedTuple):
-    passing: jit.PendingPermute
-
-    @property
-    def x(self) -> jax.Array:
-        return self.passing.x
-
-    def done(self, after: Any) -> jax.Array:
-        return jit.permute_done(self.passing, after)

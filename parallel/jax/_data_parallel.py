@@ -60,7 +60,7 @@ class DistributedDataParallel:
     Raises:
         ValueError: when the ranks' trees differ (naming the first leaf that does), for a tree
             without floating point arrays, or a bucket size that is not positive.
-        TypeError: for a bucket size that is no number.
+        TypeError: for a bucket size that is not a number.
     """
 
     params: Tree

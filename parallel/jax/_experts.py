@@ -9,8 +9,12 @@
 
 Each rank of ``ep`` has tokens of its own and the i-th equal part of the experts. Rows travel to
 their experts and back by an uneven all-to-all: as many as there are, with no padding on the wire.
-XLA wants shapes that it knows: an expert's rank has room for all rows that may come, which are
-``size * tokens * min(top_k, experts / size)`` without a capacity.
+XLA needs fixed shapes: an expert's rank has room for all rows that may come, which are
+``size * tokens * min(top_k, experts / size)`` without a capacity. All ranks have equally many
+tokens.
+
+A *row* is one choice of one token, numbered choice * tokens + token. First choices come before
+second ones: an expert of limited capacity takes them first.
 
 All but the experts is replicated over ``ep``: average its gradients over ``ep`` and the
 data-parallel dims. Those of the experts have contributions from the tokens of all ranks of ``ep``:
@@ -20,8 +24,9 @@ first order only, and no ``vmap``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +35,9 @@ import numpy as np
 from meshlib import get_world_size, jit
 from meshlib.extend import derived_group
 from meshlib.extend.jit import host_call
-from parallel._core.experts import (
-    Score,
-    by_arrival,
-    by_expert,
-    capacity_of,
-    choose,
-    load_balance,
-    scores_of,
-)
 from parallel._groups import GroupLike, resolve
+
+Score = Literal["softmax", "sigmoid"]
 
 
 class Routes(NamedTuple):
@@ -63,8 +61,10 @@ def route(
 ) -> Routes:
     """Return which experts tokens x (tokens, dim) go to; ``weight`` is (dim, experts).
 
-    Scores are the softmax of ``x @ weight`` or its ``"sigmoid"``. ``normalize``: divide the weights
-    of the chosen by their sum; None: if there are several.
+    Scores are the softmax of ``x @ weight`` (Shazeer et al., arXiv:1701.06538; GShard, Switch,
+    Mixtral) or its ``"sigmoid"`` (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Of equal scores
+    the first expert's counts more, so ranks with the same tokens choose alike. ``normalize``:
+    divide the weights of the chosen by their sum; None: if there are several.
 
     Raises ValueError, while being traced, for an unknown score and more choices than experts.
     """
@@ -73,23 +73,31 @@ def route(
         raise ValueError(f"score must be 'softmax' or 'sigmoid', got {score!r}")
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k is {top_k}; expected 1 to the number of experts, {experts}")
-    scores = scores_of(jnp, x @ weight, score)
-    weights, chosen = choose(jnp, scores, top_k)
+    logits = x @ weight
+    scores = jax.nn.softmax(logits) if score == "softmax" else jax.nn.sigmoid(logits)
+    weights, chosen = jax.lax.top_k(scores, top_k)
     if top_k > 1 if normalize is None else normalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return Routes(weights, chosen, scores / scores.sum(axis=-1, keepdims=True))
 
 
 def balance_loss(routes: Routes, mesh: GroupLike | None = None) -> jax.Array:
-    """Return this rank's share of the balance loss of the tokens of all ranks of ``mesh``.
+    """Return this rank's share of ``n * sum_e(f_e * P_e)``, for the tokens of all of ``mesh``.
 
-    None: of those here. See ``parallel.expert.load_balance``.
+    f_e is the share of all choices that fell on expert e of n, P_e the mean over the tokens of its
+    share by the router. The loss is 1 where all experts are equally busy, and n where one has all.
+    f_e has no derivative: the gradient goes through P_e. The average over ranks of equally many
+    tokens is the loss of all of their tokens; ``mesh`` None: of those here.
+
+    Lepikhin et al., "GShard", arXiv:2006.16668, section 2.2; Fedus et al., "Switch Transformers",
+    arXiv:2101.03961, equation 4.
     """
     experts = routes.shares.shape[-1]
     counts = (routes.chosen[..., None] == jnp.arange(experts)).sum(axis=(0, 1))
     if mesh is not None:
         counts = jit.all_reduce(counts, group=mesh.process_group)
-    return load_balance(counts, routes.shares)[0]
+    fractions = counts / counts.sum().clip(1)
+    return experts * (fractions.astype(routes.shares.dtype) * routes.shares.mean(axis=0)).sum()
 
 
 def with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
@@ -156,8 +164,10 @@ def mixture(
     here, rest = divmod(experts, size)
     if rest:
         raise ValueError(f"experts is {experts}, which does not divide by the {size} ranks")
-    capacity = capacity_of(capacity_factor, tokens, top_k, experts)
-    rows, counts = by_expert(jnp, chosen, experts, capacity)
+    capacity = None
+    if capacity_factor is not None:
+        capacity = math.ceil(capacity_factor * top_k * tokens / experts)
+    rows, counts = rows_by_expert(chosen, experts, capacity)
     sent = jnp.where((jnp.arange(len(rows)) < counts.sum())[:, None], x[rows % tokens], 0)
     back: jax.Array
     if mesh is None or size == 1:
@@ -169,7 +179,7 @@ def mixture(
         room = size * (room if capacity is None else min(room, here * capacity))
         out_of, into = outgoing.sum(axis=1), incoming.sum(axis=1)
         arrived: jax.Array = exchange(sent, out_of, into, mesh, room)
-        order = by_arrival(jnp, incoming, room)
+        order = order_of_arrivals(incoming, room)
         of_experts = networks(arrived[order], incoming.sum(axis=0))
         unsorted = jnp.zeros_like(of_experts).at[order].set(of_experts)
         back = exchange(unsorted, into, out_of, mesh, len(rows))
@@ -181,6 +191,34 @@ def mixture(
     for choice in range(1, top_k):
         y += terms[choice] * weights[:, choice : choice + 1]
     return y
+
+
+def rows_by_expert(
+    chosen: jax.Array, experts: int, capacity: int | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return the rows of ``chosen``, (tokens, top_k), by their expert, and how many each takes.
+
+    All (tokens * top_k,) rows are in the result; those beyond an expert's ``capacity`` come last.
+    """
+    flat = chosen.T.reshape(-1)
+    rows = jnp.argsort(flat)
+    begins = jnp.searchsorted(flat[rows], jnp.arange(experts + 1))
+    counts = begins[1:] - begins[:-1]
+    if capacity is not None:
+        place = jnp.arange(len(flat)) - begins[flat[rows]]
+        rows, counts = rows[jnp.argsort(place >= capacity)], jnp.minimum(counts, capacity)
+    return rows, counts
+
+
+def order_of_arrivals(incoming: jax.Array, room: int) -> jax.Array:
+    """Return the order that sorts arrived rows by expert: they come by rank, then by expert.
+
+    ``incoming``, (ranks, experts here), says how many come. The empty ones of the ``room`` places
+    come last.
+    """
+    here = incoming.shape[1]
+    source = jnp.searchsorted(jnp.cumsum(incoming.reshape(-1)), jnp.arange(room), side="right")
+    return jnp.argsort(jnp.where(source < incoming.size, source % here, here))
 
 
 def grouped_matmul(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax.Array:

@@ -80,7 +80,7 @@ class GradientExchange:
         program.guard(self._abandon)
 
     def arrival(self, number: int) -> HostFunction:
-        """Return what takes the gradient ``number``."""
+        """Return the function that takes the gradient ``number``."""
 
         def arrive(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Program) -> None:
             with self._lock:
@@ -105,7 +105,7 @@ class GradientExchange:
             self.reducer.seal()
 
     def collection(self, numbers: Sequence[int], *, last: bool) -> HostFunction:
-        """Return what writes the averages of the gradients ``numbers``, once they are there."""
+        """Return the function that writes the averages of the gradients ``numbers``."""
 
         def collect(outputs: Sequence[HostArray], _: Sequence[HostArray], __: Program) -> None:
             with self._lock:

@@ -1,6 +1,6 @@
 """Averaging gradients in a program for a GPU: collectives of the program's own, on its stream.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 On the CPU gradients are handed to a thread of the host's as they come. On a GPU the program's host
 thread is done long before the GPU is, and nothing needs a thread: the collectives are put on the

@@ -1,4 +1,4 @@
-"""Stages for JAX: a function of parameters and arrays, and the state of all for checkpoints."""
+"""Pipeline stages for JAX, and the global state of all stages for checkpoints."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _Inputs = tuple[Array, ...]
 
 
 class _Given(NamedTuple):
-    """The arguments of a stage's program; of its inputs those that are trained are ``floats``."""
+    """The arguments of a stage's program. ``floats`` are the inputs that have gradients."""
 
     trained: _Trained
     floats: _Inputs
     others: _Inputs
     fixed: list[Any]
-    """The parameters' leaves that are arrays and not trained, None for the other leaves."""
+    """The untrained leaves of the parameters: arrays, and None for each leaf of another type."""
     kwargs: dict[str, Any]
 
 
@@ -43,25 +43,25 @@ class PipelineStage(Stage):
         schedule.step(x, target=y)
         params = stage.params = update(stage.params, stage.grads)
 
-    ``function(params, *inputs)`` is jitted, its derivative is ``jax.vjp``'s; the schedule runs
-    outside. It returns an array, or a tuple of arrays, which are the next stage's inputs. The loss
-    is a function ``loss(output, target)``, which is jitted, too.
+    ``function(params, *inputs)`` is jitted and differentiated by ``jax.vjp``. The schedule runs
+    outside of ``jit``. The function returns an array or a tuple of arrays, which are the next
+    stage's inputs. The loss is a function ``loss(output, target)``, which is jitted too.
 
-    For schedules with I and W, either half is a program of its own: XLA leaves out what it does not
-    need. W computes the stage's gradients of activations once more, so that both take more time
-    than B; with few layers a stage, little.
+    For schedules with I and W, each half of the backward is a separate program, in which XLA drops
+    unneeded work. W computes the stage's gradients of activations again. So I and W together take
+    longer than B; the difference is small if a stage has few layers.
 
     Args:
         function: The stage.
-        params: A pytree; leaves that are no floating point arrays are passed on as they are.
+        params: A pytree; leaves other than floating point arrays are passed on unchanged.
         stage_index: This stage's number, from 0.
         num_stages: The number of stages on all ranks.
         mesh: The ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
             group.
 
     Raises:
-        TypeError: For what is no function, number or mesh.
-        ValueError: For a stage that is not there, and when this rank is not in the mesh.
+        TypeError: For an argument of another type.
+        ValueError: For a ``stage_index`` out of range, and if this rank is not in the mesh.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class PipelineStage(Stage):
     ) -> tuple[tuple[jax.Array, ...], Any]:
         def run(trained: _Trained, floats: _Inputs) -> tuple[Any, Any]:
             outputs = self._apply(given._replace(trained=trained, floats=floats), where)
-            # Of outputs without a gradient none is asked for.
+            # Only outputs with gradients are differentiated.
             return tuple(o for o in outputs if is_trained(o)), outputs
 
         _, vjp, outputs = jax.vjp(run, given.trained, given.floats, has_aux=True)
         return outputs, vjp
 
-    # ------------------------------------------------------------------ what the executor asks
+    # ------------------------------------------------------------------ called by the executor
 
     def empty(self, spec: Spec) -> Array:
         return np.empty(spec.shape, spec.dtype)
@@ -131,7 +131,7 @@ class PipelineStage(Stage):
         self._training = training
         self._tree.check(self.params, "params")
         self._trained, self._others = self._tree.split(self.params)
-        # Arrays are arguments of the programs; other leaves (a function, a text) are constants.
+        # Arrays are arguments of the programs; other leaves (a function, a string) are constants.
         self._fixed = [leaf if hasattr(leaf, "dtype") else None for leaf in self._others]
 
     def forward(
@@ -216,7 +216,7 @@ def _present(grads: Sequence[Array | None]) -> tuple[Array, ...]:
 
 
 def _spread(grads: Sequence[Array], places: Sequence[int], count: int) -> tuple[Array | None, ...]:
-    """Return the gradients of ``count`` inputs, those at ``places``; the others have none."""
+    """Return ``count`` gradients: ``grads`` at ``places``, and None for the other inputs."""
     spread: list[Array | None] = [None] * count
     for place, grad in zip(places, grads, strict=True):
         spread[place] = grad
@@ -224,23 +224,23 @@ def _spread(grads: Sequence[Array], places: Sequence[int], count: int) -> tuple[
 
 
 class StageStates:
-    """The global state of a pytree of which each rank has its stages' parts.
+    """The global state of a pytree that is split over the stages of a pipeline.
 
         states = StageStates(mesh)
         checkpoints.save(states.state((params, optimizer_state)), step=100)
         loaded = checkpoints.load(states.layout((params, optimizer_state)))
         params, optimizer_state = states.restore((params, optimizer_state), loaded)
 
-    Arrays go by their paths, which no two stages share; ``parallelize`` and ``fsdp.shard`` say in
-    the tree how they are split. So a state loads on any other mesh. All ranks call all methods, not
-    inside ``jit``.
+    Each array is named by its path, which no two stages share. ``parallelize`` and ``fsdp.shard``
+    record in the tree how arrays are split. So a state loads on any other mesh. All ranks call all
+    methods, outside of ``jit``.
 
     Args:
-        mesh: All ranks, with names.
-        dim: The dim along which the stages lie. A mesh of which it has one rank has one stage.
+        mesh: A mesh of all ranks, with names.
+        dim: The dim along which the stages lie. Of size 1, it means a single stage.
 
     Raises:
-        MeshDimError: For a mesh that has no such dim.
+        MeshDimError: For a mesh without that dim.
     """
 
     def __init__(self, mesh: DeviceMesh, dim: str = "pp") -> None:
@@ -251,15 +251,15 @@ class StageStates:
         return self._arrays.state({"": self._own(tree)})[""]
 
     def layout(self, tree: Tree) -> dict[str, Any]:
-        """Return what ``meshlib.checkpoint.load`` is to make of such a state: its ``like``."""
+        """Return the argument ``like`` with which ``meshlib.checkpoint.load`` loads the state."""
         own = self._own(tree)
         numbers = {path: ... for path, value in own.items() if not isinstance(value, DArray)}
         return {**numbers, **self._arrays.layout(own)}
 
     def restore(self, tree: Tree, state: Mapping[str, Any]) -> Tree:
-        """Return ``tree`` with the values of ``state``, which was loaded as ``layout`` says.
+        """Return ``tree`` with the values of ``state``, which was loaded with ``layout``.
 
-        Raises KeyError for a path that it lacks.
+        Raises KeyError for a path that ``state`` lacks.
         """
 
         def value(path: Any, leaf: Any) -> Any:

@@ -185,7 +185,7 @@ Style = ColwiseParallel | RowwiseParallel | Shard
 class SplitWeight:
     """This rank's part of a matrix, along ``axis``: a node of a pytree, whose leaf is ``array``.
 
-    ``x @ w``, ``w @ x`` and ``w[indices]`` are what they would be with the whole matrix, but for
+    ``x @ w``, ``w @ x`` and ``w[indices]`` are what they would be with the whole matrix, except for
     the layouts that the ``style`` gives. An array that a plan splits by ``Shard(axis)``, of any
     shape, has no products: the model takes its ``array``.
     """
@@ -276,7 +276,7 @@ class SummedParameter:
         return self.array.shape
 
     def __getitem__(self, indices: Any) -> jax.Array:
-        """Return what the array has there."""
+        """Return the values at ``indices``."""
         return self.__jax_array__()[indices]
 
     def __jax_array__(self) -> jax.Array:
@@ -343,7 +343,8 @@ def parallelize(
     Raises:
         ValueError: For a path that nothing has, with the nearest ones, or a leaf that two paths
             mean; for sizes that do not divide by the ranks. Nothing is sent.
-        TypeError: For what is no mesh or style, and for leaves that are no matrices or biases.
+        TypeError: For a value that is not a mesh or style, and for leaves that are not matrices or
+            biases.
     """
     check_instance(mesh, DeviceMesh, "mesh", "mesh['tp']")
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)

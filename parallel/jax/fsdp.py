@@ -81,7 +81,7 @@ class ShardedLayer:
     parts: Tree
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return what the layer returns."""
+        """Return the layer's result."""
 
         def call(whole: Any, *inputs: Any, **options: Any) -> Any:
             return whole(*inputs, **options)
@@ -122,8 +122,8 @@ def shard(
 ) -> Tree:
     """Return ``params`` with this rank's ``ShardedArray`` in place of each floating point array.
 
-    Arrays are split along their first axis, by ceiling division. Those without axes are on all
-    ranks, and leaves that are no floating point arrays stay what they are. All ranks call.
+    Arrays are split along their first axis, by ceiling division. Arrays without axes are on all
+    ranks, and leaves other than floating point arrays are not changed. All ranks call.
 
     Args:
         params: A pytree, the same on all ranks.

@@ -76,7 +76,7 @@ class Joinable(ABC):
         """Return the hook for one context; ``kwargs`` are the ones that ``Join`` was given."""
 
     def phase_name(self, phase: int) -> str:
-        """Return what a phase is called in messages."""
+        """Return the name of a phase in messages."""
         return f"phase {phase}"
 
 
@@ -325,9 +325,10 @@ class Join:
     # ------------------------------------------------------------------ ranks with inputs
 
     def _on_call(self, group: Members, header: CallHeader, device: str, run: Run) -> Run:
-        """Announce a call that is about to be made if others are needed for it.
+        """Announce a call that is about to be made, if it needs other ranks. Return the function
+        to run.
 
-        Nothing is to be said in a phase, which was announced itself. Returns what to run.
+        Calls in a phase are not announced, because the phase itself was.
         """
         if self._announced:
             return run

@@ -1,6 +1,5 @@
 """Modules, layers and losses with hand-written backward passes, for any array library."""
 
-from parallel.nn._layers.attention import DotProductAttention, MultiHeadAttention, RotaryEmbedding
 from parallel.nn._layers.linear import Embedding, Linear
 from parallel.nn._layers.simple import (
     GELU,
@@ -23,7 +22,6 @@ __all__ = [
     "Buffer",
     "ComputeIn",
     "CrossEntropyLoss",
-    "DotProductAttention",
     "Dropout",
     "Embedding",
     "GradHook",
@@ -31,13 +29,11 @@ __all__ = [
     "Linear",
     "MSELoss",
     "Module",
-    "MultiHeadAttention",
     "Parameter",
     "RMSNorm",
     "ReLU",
     "RemovableHandle",
     "Residual",
-    "RotaryEmbedding",
     "SavedContexts",
     "Sequential",
     "Sigmoid",

@@ -23,7 +23,7 @@ class CrossEntropyLoss(Module):
             arXiv:1512.00567, section 7).
 
     Raises ValueError for another reduction or a share outside [0, 1], TypeError for a share that is
-    no number.
+    not a number.
     """
 
     def __init__(self, reduction: Reduction = "mean", label_smoothing: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class CrossEntropyLoss(Module):
         """Return the loss of logits (..., classes) for integer targets (...).
 
         Raises ValueError for targets of another shape or dtype, or outside [0, classes), and for
-        no samples; TypeError for what is no array.
+        no samples; TypeError for a value that is not an array.
         """
         xp, smooth = namespace(logits, "logits"), self.label_smoothing
         own = logits.shape[-1] if getattr(logits, "ndim", 0) else 0
@@ -102,7 +102,7 @@ class MSELoss(Module):
         """Return the loss of floating predictions (...) for targets of the same shape.
 
         Raises ValueError for another shape, for predictions that are not floating, and for no
-        elements; TypeError for what is no array.
+        elements; TypeError for a value that is not an array.
         """
         namespace(predictions, "predictions")
         check_array(targets, "targets")
@@ -131,7 +131,7 @@ def _check_reduction(reduction: object) -> None:
 def check_targets(logits: Array, targets: Array, classes: int) -> Array:
     """Return the targets of logits (..., classes, or a part of them) as one dimension.
 
-    Raises what the losses raise.
+    Raises the errors of the losses.
     """
     check_array(targets, "targets")
     if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:

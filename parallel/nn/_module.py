@@ -244,8 +244,9 @@ class Module:
 
         Its arrays are whole ones, or DArrays in any sharding: then all their ranks call.
 
-        Raises KeyError when paths are missing or unexpected, ValueError for another shape, naming
-        them, and TypeError for what is no mapping or no array, before anything is changed.
+        Raises KeyError when paths are missing or unexpected, and ValueError for another shape; both
+        name the paths. Raises TypeError for a value that is not a mapping or an array. All are
+        raised before anything is changed.
         """
         check_state_dict(state)
         own = self.state_dict()

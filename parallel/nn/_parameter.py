@@ -55,7 +55,7 @@ class GlobalPart:
 
 
 def kept_part(parameter: Any) -> GlobalPart | None:
-    """Return what ``parameter`` is a part of where ``fully_shard`` keeps it, else None."""
+    """Return the part that ``fully_shard`` keeps of a ``parameter``, else None."""
     part: GlobalPart | None = parameter.global_part
     return part if part is not None and part.array is not None else None
 
@@ -67,7 +67,7 @@ def as_global(parameter: Any, array: Any) -> Any:
 
 
 def from_global(parameter: Any, value: Any, *, copy: bool = True) -> Any:
-    """Return the inverse of ``as_global``. A value that is no array is returned as it is.
+    """Return the inverse of ``as_global``. A value that is not an array is returned as it is.
 
     ``value`` may be a DArray in any sharding (all its ranks call then), or have all of the values.
     """
@@ -255,7 +255,7 @@ class Parameter:
 
         ``home`` is an array of the shape and dtype of gradients, for example a view of a larger
         buffer. While ``grad`` is None its content has no meaning. None ends the arrangement.
-        Raises ValueError for another shape or dtype, TypeError for what is no array.
+        Raises ValueError for another shape or dtype, TypeError for a value that is not an array.
         """
         if home is not None:
             check_array(home, "home")
@@ -280,8 +280,8 @@ class Parameter:
 class Buffer:
     """An array that belongs to a module's state but is not trained, such as a running mean.
 
-    ``persistent=False`` keeps it out of ``state_dict``. Raises TypeError for ``data`` that is no
-    array.
+    ``persistent=False`` keeps it out of ``state_dict``. Raises TypeError for ``data`` that is not
+    an array.
     """
 
     def __init__(self, data: Array, *, persistent: bool = True) -> None:

@@ -100,7 +100,8 @@ class ComputeIn(Module):
     The result has the dtype of the input (of the parameters, if the input is integers). The
     parameters and their gradients stay what they are.
 
-    Raises ValueError for a dtype that is not floating, TypeError for what is no dtype or no module.
+    Raises ValueError for a dtype that is not floating, TypeError for a value that is not a dtype or
+    a module.
     """
 
     def __init__(self, module: Module, dtype: npt.DTypeLike) -> None:
@@ -163,7 +164,8 @@ class MixedPrecision(_Dtypes):
     module. Parts that need another dtype get a ``ComputeIn`` of their own. ``reduce_dtype`` is the
     dtype of the buckets on the wire. None means the parameters' own. The names are torch's.
 
-    Raises ValueError for a dtype that is not floating, TypeError for an argument that is no dtype.
+    Raises ValueError for a dtype that is not floating, TypeError for an argument that is not a
+    dtype.
     """
 
 
@@ -179,7 +181,8 @@ class MixedPrecisionPolicy(_Dtypes):
             not cast.
         cast_forward_inputs: Cast floating inputs of ``forward`` to ``param_dtype``.
 
-    Raises ValueError for a dtype that is not floating, TypeError for an argument that is no dtype.
+    Raises ValueError for a dtype that is not floating, TypeError for an argument that is not a
+    dtype.
     """
 
     output_dtype: npt.DTypeLike | None = None

@@ -50,8 +50,8 @@ class Optimizer(ABC):
     def add_param_group(self, group: ParamGroup) -> None:
         """Add parameters with options of their own.
 
-        Raises TypeError for what is no parameter, ValueError for an unknown option, one that
-        ``check_options`` refuses, or a parameter that the optimizer has already.
+        Raises TypeError for a value that is not a parameter, ValueError for an unknown option, one
+        that ``check_options`` refuses, or a parameter that the optimizer has already.
         """
         if not isinstance(group, Mapping) or "params" not in group:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
@@ -143,7 +143,7 @@ class Optimizer(ABC):
             group.update({name: value for name, value in saved.items() if name != "params"})
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise what ``load_state_dict`` would raise for a state that does not fit."""
+        """Raise the error of ``load_state_dict`` for a state that does not fit."""
         check_state_dict(state, "state", "param_groups")
         check_instance(state["state"], Mapping, "state['state']")
         check_instance(state["param_groups"], Sequence, "state['param_groups']")

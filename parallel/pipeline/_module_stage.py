@@ -49,8 +49,9 @@ def split(model: Sequential, at: Sequence[str]) -> list[StageLayers]:
         The stages: one more than names. They have the model's own layers.
 
     Raises:
-        TypeError: For what is no ``Sequential`` or list of names.
-        ValueError: For a name that is no layer, is there twice, out of order, or the first layer.
+        TypeError: For a value that is not a ``Sequential`` or list of names.
+        ValueError: For a name that is not a layer, is there twice, out of order, or the first
+            layer.
     """
     named = _layers(model)
     if isinstance(at, str) or not isinstance(at, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -75,7 +76,7 @@ def split(model: Sequential, at: Sequence[str]) -> list[StageLayers]:
 def split_by_cost(
     model: Sequential, num_stages: int, costs: Costs | None = None
 ) -> list[StageLayers]:
-    """Return ``num_stages`` stages of ``model`` of which the dearest is as cheap as can be.
+    """Return ``num_stages`` stages of ``model`` with the smallest cost of the largest stage.
 
     Args:
         model: Layers in a row; those of a ``Sequential`` within are layers, too.
@@ -86,7 +87,7 @@ def split_by_cost(
         The stages. They have the model's own layers.
 
     Raises:
-        TypeError: For what is no ``Sequential`` or number.
+        TypeError: For a value that is not a ``Sequential`` or number.
         ValueError: For more stages than layers, another number of costs, or a negative one.
     """
     named = _layers(model)

@@ -20,7 +20,7 @@ _REMEMBERED = 1 << 16
 
 
 class Context:
-    """One worker's part of an autograd context. Any thread."""
+    """One worker's part of an autograd context. Thread-safe."""
 
     def __init__(self, id: int, rank: int, numbers: Iterator[int]) -> None:
         self.id: int = id
@@ -58,7 +58,7 @@ class Context:
         self.check()
 
     def sent(self, number: int) -> Edge:
-        """Return what was sent under a number. Raises RuntimeError where the context has ended."""
+        """Return the values sent under a number. Raises RuntimeError if the context has ended."""
         found = self._sent.get(number)
         if found is None:
             raise RuntimeError(_ended(self.id))
@@ -168,7 +168,8 @@ class ContextStore:
         return context
 
     def release(self, id: int, told: frozenset[int]) -> None:
-        """End a context here, and on all workers that it was brought to, but for those ``told``."""
+        """End a context here, and on all workers that it was brought to, except for those
+        ``told``."""
         with self._lock:
             context = self._contexts.pop(id, None)
             self._ended[id] = None
@@ -279,7 +280,7 @@ def _arrive(id: int) -> int:
 
 
 def keeper() -> ContextStore:
-    """Return what this worker keeps of contexts. Raises RuntimeError where there is no RPC."""
+    """Return this worker's table of contexts. Raises RuntimeError if there is no RPC."""
     return cast(ContextStore, rpc.differentiate())
 
 

@@ -111,7 +111,7 @@ class ModuleCall(Node):
     def discard(self, wait: bool) -> bool:
         """Forget what forward has saved: there will be no backward.
 
-        False if that has to wait for who uses the module, and must not.
+        False if that would have to wait for a user of the module, and must not.
         """
         lock = self._here.lock_of(self._module)
         if not lock.acquire(blocking=wait):
@@ -142,7 +142,7 @@ def _apart(here: ContextStore, module: Module) -> Generator[None]:
 
 
 def _converter(module: Module) -> Callable[[Any], Any]:
-    """Return what makes an array of any library one of the module's."""
+    """Return a function that converts an array to the module's array library."""
     first = next(module.parameters(), None)
     library = np if first is None else namespace(first.data)
 

@@ -60,7 +60,7 @@ class RemoteModule:
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, and wait for its output. Raises what it raises."""
+        """Call the module, and wait for its output. Raises the module's errors."""
         return rpc.rpc_sync(self._module.owner(), _forward, (self._module, args, kwargs))
 
     def forward_async(self, *args: Any, **kwargs: Any) -> rpc.Future[Any]:
@@ -131,9 +131,9 @@ class DistributedOptimizer:
         args: further arguments of ``optimizer_class``
         kwargs: its keyword arguments
 
-    Raises TypeError for what is no list of RRefs to parameters, and for an optax transformation in
-    place of the function that makes it; ValueError for no parameters; what making an optimizer
-    raises on its owner.
+    Raises TypeError for a value that is not a list of RRefs to parameters, and for an optax
+    transformation in place of the function that makes it; ValueError for no parameters; what making
+    an optimizer raises on its owner.
     """
 
     def __init__(

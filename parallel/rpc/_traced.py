@@ -139,8 +139,8 @@ class TracedCall(rpc.Future[Any]):
     def __await__(self) -> NoReturn:
         """Raise NotImplementedError: JAX differentiates no coroutine."""
         raise NotImplementedError(
-            "await of a remote call in a function that JAX differentiates, which is no coroutine;"
-            " expected wait() in the function"
+            "await of a remote call in a function that JAX differentiates, which cannot be a"
+            " coroutine; expected wait() in the function"
         )
 
     def done(self) -> bool:
@@ -162,12 +162,12 @@ class TracedCall(rpc.Future[Any]):
         return filled(tree, leaves, places, found)
 
     def value(self) -> Any:
-        """Return what ``wait`` does, of a call that has ended."""
+        """Return the result of a call that has ended, as ``wait`` does."""
         self._started.value()
         return self.wait()
 
     def exception(self) -> BaseException | None:
-        """Return what the call has failed with."""
+        """Return the exception of the call."""
         return self._started.exception()
 
     def _at_once(self, callback: Any) -> None:

@@ -300,7 +300,7 @@ class DistributedBatchSampler:
             pass
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass. Raises as the sampler does."""
+        """Set the epoch of the next pass. Raises the errors of the sampler."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
@@ -324,7 +324,7 @@ class DistributedBatchSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``, on any number of replicas and with any batch size.
 
-        Raises as the sampler does.
+        Raises the errors of the sampler.
         """
         self.sampler.load_state_dict(state)
         self._pass, self._batches = self.sampler.pass_under_way, 0

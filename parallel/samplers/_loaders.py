@@ -181,7 +181,7 @@ class IndexBatches:
     The loader wants lists; how many of each count (``Batch.valid``) it cannot pass on:
     ``valid(number)`` tells for the ``number``-th batch of the pass under way.
 
-    Raises TypeError for what is no ``DistributedBatchSampler``.
+    Raises TypeError for a value that is not a ``DistributedBatchSampler``.
     """
 
     def __init__(self, batches: DistributedBatchSampler) -> None:

@@ -51,8 +51,8 @@ class ColumnParallelLinear(Linear):
     def forward(self, x: Array) -> Array:
         """Map (..., in_features) to (..., out_features / size), or whole if gathered.
 
-        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
-        dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
+        one whose dtype would make the output another than the parameters'.
         """
         check_input(x, self.weight, self.in_features, type(self).__qualname__)
         self.save_for_backward(x)

@@ -14,10 +14,9 @@ from parallel._arrays import Array, namespace
 from parallel._checks import check_instance, describe
 from parallel._groups import GroupLike
 from parallel._nested import meant_by
-from parallel.nn._layers.attention import MultiHeadAttention
 from parallel.nn._module import Module
-from parallel.tensor_parallel._parts import Parts, Placement, gather, part_size, reduce, split
-from parallel.tensor_parallel._styles import ColwiseParallel, ParallelStyle, RowwiseParallel
+from parallel.tensor_parallel._parts import Parts, Placement, gather, reduce, split
+from parallel.tensor_parallel._styles import ParallelStyle
 
 Layouts = Placement | None | tuple[Placement | None, ...]
 Cross = Callable[[Array, ProcessGroup], Array]
@@ -164,7 +163,7 @@ class _Prepare(ParallelStyle):
 
     @abstractmethod
     def crossings(self) -> tuple[_Crossing | None, ...]:
-        """Return what is done to each array."""
+        """Return the crossing of each array, or None for an array without one."""
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
         del parts
@@ -274,9 +273,8 @@ def parallelize(module: _M, mesh: GroupLike | None, plan: Mapping[str, ParallelS
 
     Raises:
         ValueError: For a name that no module has (the error suggests the nearest), or two names
-            that match one module. For a size or number of heads that the number of ranks does not
-            divide. For attention with only some projections split, and for parameters that are
-            split already. Nothing was changed or sent then.
+            that match one module. For a size that the number of ranks does not divide, and for
+            parameters that are split already. Nothing was changed or sent then.
         TypeError: For an argument of the wrong type, or a style that does not support its module.
     """
     check_instance(module, Module, "module")
@@ -285,9 +283,6 @@ def parallelize(module: _M, mesh: GroupLike | None, plan: Mapping[str, ParallelS
     modules = dict(module.named_modules())
     for path, style in styles.items():
         style.check(modules[path], path, parts)
-    for path, one in modules.items():
-        if isinstance(one, MultiHeadAttention):
-            _check_heads(one, path, styles, parts)
     for path, style in styles.items():
         around = [styles[above] for above in _above(path) if above in styles]
         style.apply(modules[path], parts, prepares_whole_input(around))
@@ -312,25 +307,3 @@ def _above(path: str) -> Iterable[str]:
     while path:
         path = path.rpartition(".")[0]
         yield path
-
-
-def _check_heads(
-    attention: MultiHeadAttention, path: str, styles: Mapping[str, ParallelStyle], parts: Parts
-) -> None:
-    """Raise ValueError unless whole heads are split, or none: a head is on one rank."""
-    wanted = {
-        **dict.fromkeys(("query", "key", "value"), ColwiseParallel),
-        "output": RowwiseParallel,
-    }
-    of = {name: styles.get(f"{path}.{name}" if path else name) for name in wanted}
-    split = [name for name, style in of.items() if style is not None]
-    if not split:
-        return
-    wrong = [name for name, kind in wanted.items() if not isinstance(of[name], kind)]
-    if wrong:
-        raise ValueError(
-            f"plan splits {', '.join(split)} of the attention {path!r}; expected ColwiseParallel"
-            f" for query, key and value, and RowwiseParallel for output: not so {', '.join(wrong)}"
-        )
-    for heads in ("heads", "kv_heads"):
-        part_size(getattr(attention, heads), parts.group, f"the number of {heads} of {path!r}")

@@ -127,7 +127,7 @@ def sequence_dim(layout: object, name: str) -> int | None:
     """Return the dim that ``layout``, called ``name``, is split along; None if it is whole, as it
     is where nothing is said (None).
 
-    Raises TypeError for what is neither ``Shard`` nor ``Replicate``.
+    Raises TypeError for a value that is neither ``Shard`` nor ``Replicate``.
     """
     if isinstance(layout, Shard):
         return layout.dim
@@ -139,7 +139,7 @@ def sequence_dim(layout: object, name: str) -> int | None:
 def features_split(layout: object, name: str) -> bool:
     """Return whether ``layout``, called ``name``, has features split (None), or is whole.
 
-    Raises TypeError for what is neither None nor ``Replicate``.
+    Raises TypeError for a value that is neither None nor ``Replicate``.
     """
     if layout is not None and not isinstance(layout, Replicate):
         raise TypeError(
@@ -150,9 +150,9 @@ def features_split(layout: object, name: str) -> bool:
 
 
 class Parts:
-    """Cuts parameters into the parts of the ranks of ``mesh``, and says so in them.
+    """Cuts parameters into the parts of the ranks of ``mesh``, and records the split in them.
 
-    Raises TypeError for what is no set of ranks, ValueError for one without this rank.
+    Raises TypeError for a value that is not a set of ranks, ValueError for one without this rank.
     """
 
     def __init__(self, mesh: GroupLike | None) -> None:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import cast
 
-from parallel.nn._layers.attention import DotProductAttention
 from parallel.nn._layers.linear import Embedding, Linear
 from parallel.nn._module import Module
 from parallel.tensor_parallel._linear import ColumnParallelLinear, RowParallelLinear
@@ -40,8 +39,8 @@ class ColwiseParallel(ParallelStyle):
     Args:
         input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: this rank's
             part of the sequence, dim 1. None: as a ``PrepareModuleInput`` of the same plan left it,
-            for a module that this one is in: whole, its gradient being summed there; where there is
-            none, ``Replicate()``.
+            for a module that this one is in: whole, its gradient being summed there; if there is
+                none, ``Replicate()``.
         output_layouts: None: the features are split (torch's ``Shard(-1)``); ``Replicate()``: the
             whole output on every rank.
 
@@ -117,25 +116,13 @@ class RowwiseParallel(ParallelStyle):
 
 @dataclass(frozen=True)
 class SequenceParallel(ParallelStyle):
-    """Compute with this rank's part of each sequence: for norms, and whatever goes place by place.
+    """Compute with this rank's part of each sequence: for norms and other position-wise modules.
 
-    Input and output are parts of the sequence; the parameters stay whole, and what the ranks
-    contribute to their gradients is summed over them as it comes: Korthikanti et al.,
-    arXiv:2205.05198, section 4.2.2.
+    Input and output are parts of the sequence. The parameters stay whole, and each contribution to
+    their gradients is summed over the ranks: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
     """
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
-        """Raise for a ``module``, at ``path``, that computes along the sequence or is in ``parts``.
-
-        Those are attention, and modules of which parameters are split.
-        """
-        for below, part in module.named_modules(path):
-            if isinstance(part, DotProductAttention):
-                raise TypeError(
-                    f"SequenceParallel is for modules that compute place by place, {path!r} has the"
-                    f" attention {below!r}, which needs whole sequences; expected a norm, such as"
-                    " RMSNorm"
-                )
         for name, parameter in module.named_parameters(path):
             parts.check(parameter, None, 0, repr(name))
             if parameter.on_contribution is not None:

@@ -17,18 +17,19 @@ from parallel.tensor_parallel._parts import (
 
 
 class VocabParallelEmbedding(Embedding):
-    """An Embedding of which each rank holds a block of rows, the vectors of a part of the indices.
+    """An Embedding split by rows: each rank holds the vectors of a block of indices.
 
-    Each rank looks up what it has, zeros for the rest, and the ranks' vectors are added: Shoeybi et
-    al., "Megatron-LM", arXiv:1909.08053, section 3. ``parallelize`` makes it of an ``Embedding``.
+    Each rank looks up the indices of its block, takes zeros for the others, and the ranks' vectors
+    are added: Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. ``parallelize`` converts
+    an ``Embedding`` into one.
     """
 
     parts: Parts
     scattered_dim: int | None
-    """The dim along which the output is this rank's part of the sequence; None: it is whole."""
+    """The dim along which the output is this rank's part of the sequence; None for the whole."""
 
     def cut(self, parts: Parts, output_layouts: Placement | None) -> None:
-        """Keep this rank's rows of a table that is whole until now; see ``RowwiseParallel``."""
+        """Keep only this rank's rows of a whole table; see ``RowwiseParallel``."""
         self.scattered_dim = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
         parts.cut(self.weight, 0)
@@ -41,8 +42,8 @@ class VocabParallelEmbedding(Embedding):
     def forward(self, indices: Array) -> Array:
         """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).
 
-        Raises IndexError for an index outside, TypeError for anything but integers, ValueError for
-        a sequence that does not divide.
+        Raises IndexError for an index out of range, TypeError for anything but integers, ValueError
+        for a sequence that does not divide by the ranks.
         """
         self.check(indices)
         rows, group = self.weight.shape[0], self.parts.group
@@ -68,11 +69,11 @@ class VocabParallelEmbedding(Embedding):
 class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
     """The cross-entropy of logits (..., classes / size): rank i has the i-th block of classes.
 
-    Targets, in [0, classes), are the same on all ranks. Such logits are the outputs of a layer
-    under ``ColwiseParallel``; they are never gathered. Forward makes two all-reduces: one number a
-    sample (the largest logit), then two (the sum of exponentials and the target's logit; a third
-    with label smoothing). Every rank gets the same loss, and backward makes no call. Shoeybi et
-    al., "Megatron-LM", arXiv:1909.08053, section 3.
+    Targets, in [0, classes), are the same on all ranks. The logits are the outputs of a layer under
+    ``ColwiseParallel``; they are never gathered. Forward makes two all-reduces. The first has one
+    number a sample, the largest logit. The second has the sum of exponentials, the target's logit
+    and, with label smoothing, a third number. Every rank gets the same loss, and backward makes no
+    call. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
 
     Args:
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.

@@ -89,7 +89,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     def add_param_group(self, group: ParamGroup) -> None:
         """Add parameters with options of their own; called by all ranks.
 
-        Raises as ``Optimizer`` does, and ValueError where the ranks' parameters differ.
+        Raises the errors of ``Optimizer``, and ValueError where the ranks' parameters differ.
         """
         inside = self._inner is None  # the constructor tells itself what is wrong
         with raise_on_all_ranks(None if inside else self._group):
@@ -185,7 +185,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._consolidated
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over this rank's part of a whole state. Raises as ``optimizer_class`` does.
+        """Take over this rank's part of a whole state. Raises the errors of ``optimizer_class``.
 
         Where it has DArrays, in whatever sharding, all ranks call.
         """
@@ -258,5 +258,5 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return FunctionsHook(lambda phase: self._step())
 
     def phase_name(self, phase: int) -> str:
-        """Return what a phase is called in messages."""
+        """Return the name of a phase in messages."""
         return "step"

@@ -113,7 +113,7 @@ class Keepers:
         return DArray(local, self.sharding(parameter, shape), shape, told.dtype)
 
     def take(self, parameter: Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what this rank keeps of a parameter's states: the inverse of ``give``.
+        """Return this rank's part of a parameter's states: the inverse of ``give``.
 
         All ranks call where there are DArrays, which may lie in any way; on ranks that keep nothing
         of the parameter None is in their place.
@@ -156,7 +156,7 @@ def check_group_rank(to: Any, group: ProcessGroup) -> None:
 
 
 def collected(own: Any, group: ProcessGroup, to: int | None) -> list[Any] | None:
-    """Return what each member has as its ``own``, on group rank ``to`` (None: on all); else None.
+    """Return the ``own`` of all members on group rank ``to`` (None: on all); elsewhere None.
 
     A collective.
     """

@@ -1,4 +1,4 @@
-"""What the always-on checks cost a small all_reduce between two ranks.
+"""The cost of the always-on checks for a small all_reduce between two ranks.
 
     python -m tests.benchmarks.checks [BACKEND]
 

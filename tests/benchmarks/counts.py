@@ -1,4 +1,4 @@
-"""What a call of ours costs besides time: bytes that it copies, and system calls.
+"""The costs of a call besides time: copied bytes, and system calls.
 
 python -m tests.benchmarks.counts [--collectives all] [--sizes 1M] [--json out/counts.json]
 """
@@ -19,8 +19,8 @@ from meshlib._bench.libraries import OWN
 from meshlib._bench.run import Cell, grid
 from meshlib._bench.sizes import format_size
 from meshlib._command_line import OneLineParser
-from tests.benchmarks import counting
-from tests.benchmarks.system_calls import CannotCountError, system_calls
+from tests.benchmarks.counters import counting
+from tests.benchmarks.counters.system_calls import CannotCountError, system_calls
 
 _FEW, _MANY = 2, 10
 _FEW_SMALL, _MANY_SMALL = 10, 60
@@ -30,7 +30,7 @@ _LARGE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Per call, all ranks together. System calls and switches: None where they cannot be counted.
+    """Per call, all ranks together. System calls and switches: None if they cannot be counted.
 
     ``copied``, ``reduced`` and ``sockets`` are bytes: written by copies, written by reductions, and
     given to or taken from sockets. ``switches`` are of context.
@@ -49,7 +49,7 @@ class Count:
 
 def count(cells: Sequence[Cell]) -> Iterator[Count | CannotCountError]:
     """Yield what each cell costs in each of our libraries; first why something is not counted."""
-    told = False
+    reported = False
     for ranks in dict.fromkeys(cell.ranks for cell in cells):
         mine = [cell for cell in cells if cell.ranks == ranks and cell.case != COPY]
         for library in dict.fromkeys(name for cell in mine for name in cell.libraries):
@@ -64,9 +64,9 @@ def count(cells: Sequence[Cell]) -> Iterator[Count | CannotCountError]:
                 for cell in mine:
                     calls = _calls(plain, cell)
                     if isinstance(calls, CannotCountError):
-                        if not told:
+                        if not reported:
                             yield calls
-                        told, calls = True, (None, None)
+                        reported, calls = True, (None, None)
                     moved = _moved(rewritten, cell)
                     yield Count(cell.case, cell.nbytes, ranks, library, *moved, *calls)
 

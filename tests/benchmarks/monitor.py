@@ -1,4 +1,4 @@
-"""What watching a job costs its ranks: ``python -m tests.benchmarks.monitor [--ranks N]``.
+"""The cost of monitoring a job for its ranks: ``python -m tests.benchmarks.monitor [--ranks N]``.
 
 One job of ``meshrun``, whose steps are fixed work, is watched and not watched by turns, with a page
 whose values and metrics somebody asks for once a second. Compared is processor time, which depends

@@ -1,11 +1,11 @@
-"""The figures of docs/benchmarks.md: measured into one JSON, drawn and written from it.
+"""The figures of docs/measurements/benchmarks.md: measured into one JSON, then drawn and written.
 
     python -m tests.benchmarks.setup_peers
     python -m tests.benchmarks.page              # measures everything; 20 minutes
-    python -m tests.benchmarks.page --draw       # pictures and tables from docs/benchmarks.json
+    python -m tests.benchmarks.page --draw       # pictures and tables from benchmarks.json
 
-``docs/benchmarks.json`` has the machine, the versions and every median. The pictures go to
-``docs/pictures``; the tables replace the text between the page's markers.
+``benchmarks.json`` beside the page has the machine, the versions and every median. The pictures go
+to ``docs/pictures``; the tables replace the text between the page's markers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from typing import Any
 from meshlib._bench.libraries.environments import is_set_up, python_of
 from meshlib._bench.sizes import format_size
 
-DOCS = Path(__file__).parents[2] / "docs"
-FIGURES, PAGE, PICTURES = DOCS / "benchmarks.json", DOCS / "benchmarks.md", DOCS / "pictures"
+FOLDER = Path(__file__).parents[2] / "docs" / "measurements"
+FIGURES, PAGE = FOLDER / "benchmarks.json", FOLDER / "benchmarks.md"
+PICTURES = FOLDER.with_name("pictures")
 SIZES = "8,4K,64K,1M,16M,64M"
 RANKS = (2, 4)
 NAMES = {
@@ -178,7 +179,7 @@ def _ratios(results: Sequence[dict[str, Any]], ranks: int, own: str, peers: Sequ
 
 
 def write(figures: dict[str, Any]) -> None:
-    """Replace the tables of docs/benchmarks.md."""
+    """Replace the tables of docs/measurements/benchmarks.md."""
     text = PAGE.read_text()
     for name, table in tables(figures).items():
         text, found = re.subn(
@@ -194,8 +195,8 @@ def write(figures: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure unless ``--draw`` says otherwise; draw the pictures and write the tables."""
-    parser = argparse.ArgumentParser(description="Measure and draw docs/benchmarks.md.")
-    parser.add_argument("--draw", action="store_true", help="use docs/benchmarks.json as it is")
+    parser = argparse.ArgumentParser(description=f"Measure and draw {PAGE.name}.")
+    parser.add_argument("--draw", action="store_true", help=f"use {FIGURES.name} as it is")
     parser.add_argument("--rounds", type=int, default=4, help="turns of each library (4)")
     parser.add_argument("--sizes", default=SIZES, help=f"bytes of each rank's input ({SIZES})")
     given = parser.parse_args(argv)

@@ -36,7 +36,7 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = [dist.new_group() for _ in range(3)]
     rng = np.random.default_rng(0)  # the same sizes on all ranks
-    begin, made, told = perf_counter(), 0, 0.0
+    begin, made, reported = perf_counter(), 0, 0.0
     while made < given.calls:
         for _ in range(EVERY):
             count = int(2 ** rng.uniform(0, np.log2(given.largest / 8)))
@@ -45,8 +45,8 @@ def main() -> None:
         way = max(made / given.calls, (perf_counter() - begin) / given.seconds)
         state = np.array([resident(), threading.active_count(), way])
         most = dist.all_reduce(state, dist.ReduceOp.MAX)
-        if rank == 0 and (most[2] >= told + 0.1 or most[2] >= 1):
-            told = most[2]
+        if rank == 0 and (most[2] >= reported + 0.1 or most[2] >= 1):
+            reported = most[2]
             print(f"{made:7} calls: {most[0]:6.0f} MiB, {most[1]:.0f} threads", flush=True)
         if most[2] >= 1:
             break

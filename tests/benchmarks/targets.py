@@ -1,4 +1,4 @@
-"""What this library is to reach beside its peers, measured in one interleaved run.
+"""The targets of this library beside its peers, measured in one interleaved run.
 
     python -m tests.benchmarks.targets [--out out/targets.md] [--ranks 2,4,8] [--rows 1,3]
 
@@ -30,7 +30,7 @@ MEMORY = "memory"
 
 _PRIVATE, _SYMMETRIC, _TCP = "meshlib", "meshlib-symmetric", "meshlib-tcp"
 _ANY = (2, 4, 8)
-_PATIENCE = 10.0  # seconds a cell
+_CELL_SECONDS = 10.0  # seconds a cell
 _MOVERS = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "ping_pong")
 
 
@@ -156,14 +156,14 @@ def _reached(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write the table, and return an exit code; an aim that is missed is no error."""
+    """Measure, write the table, and return an exit code; an aim that is missed is not an error."""
     args = _parse(argv)
     aims = [aim for aim in AIMS if not args.rows or aim.row in args.rows]
     peers = [peer for peer in ("gloo", *MPI) if is_set_up(peer)]
     pythons = dict.fromkeys((_PRIVATE, _SYMMETRIC, _TCP), sys.executable)
     pythons |= {peer: python_of(peer) for peer in peers}
     cells = plan_cells(aims, args.ranks, list(pythons))
-    plan = BenchmarkPlan(cells, pythons, args.rounds, args.turn, _PATIENCE)
+    plan = BenchmarkPlan(cells, pythons, args.rounds, args.turn, _CELL_SECONDS)
     results: list[CaseResult] = []
     began, load = time.monotonic(), os.getloadavg()[0]
     try:

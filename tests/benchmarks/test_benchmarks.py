@@ -1,4 +1,4 @@
-"""What this project measures itself with counts what it says, and judges by its aims."""
+"""The benchmarks of this project count correctly, and judge by its targets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 
 from meshlib._bench.libraries import environments
 from meshlib._bench.run import CaseResult, Cell
-from tests.benchmarks import counting, counts, setup_peers
+from tests.benchmarks import counts, setup_peers
+from tests.benchmarks.counters import counting
+from tests.benchmarks.counters.system_calls import CannotCountError, system_calls
 from tests.benchmarks.counts import Count, count
-from tests.benchmarks.system_calls import CannotCountError, system_calls
 from tests.benchmarks.targets import AIMS, plan_cells, table
 
 

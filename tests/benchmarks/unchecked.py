@@ -19,11 +19,11 @@ from meshlib._calls.fast_path import SHORT
 from meshlib._calls.spec import CallSpec, Run
 from meshlib._groups import process_group
 from meshlib._recording.recorder import COLLECTIVE
-from transport._call import Call
-from transport._deadline import Deadline, Timeout, to_seconds
+from transport._calls.call import Call
+from transport._calls.header import CallHeader
 from transport._errors import DistError
-from transport._header import CallHeader
 from transport._shm.calls import Calls
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 _HEADER = CallHeader(0, 0, 0, 0, 0, 0).pack()
 

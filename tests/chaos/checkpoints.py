@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=2)
     given = parser.parse_args()
-    multiprocessing.set_forkserver_preload(["meshlib._job.init", "meshlib.checkpoint"])
+    multiprocessing.set_forkserver_preload(["meshlib._job.starting.init", "meshlib.checkpoint"])
     good: collections.Counter[str] = collections.Counter()
     bad = 0
     for seed in range(given.seed, given.seed + given.runs):

@@ -45,7 +45,7 @@ MARK = "MESHLIB_CHAOS"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run: ``problems`` is empty when it was as it must be."""
+    """The result of one run: ``problems`` is empty if it went as it must."""
 
     fault: str
     transport: str
@@ -150,7 +150,7 @@ def judge(
 
 
 def names(fault: Fault, text: str, victim: int, size: int) -> bool:
-    """Whether ``text`` says who is to blame: by name, or with each rank's call in a table."""
+    """True if ``text`` says who is to blame: by name, or with each rank's call in a table."""
     if not fault.name.startswith("mismatch"):
         return f"rank {victim} " in text
     rows = [line.split() for line in text.splitlines()]

@@ -157,7 +157,7 @@ def run_fault(fault: str, size: int) -> str:
 
 
 def died(process: Any) -> bool:
-    """Whether a process has ended by a signal."""
+    """True if a process has ended by a signal."""
     return process.exitcode is not None and process.exitcode < 0
 
 

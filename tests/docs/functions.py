@@ -25,7 +25,7 @@ FILES = {
     "objects": "on_objects",
     "personalized": "personalized",
 }
-"""Which file of methods each file of functions is written from."""
+"""For each file of functions, the file of methods that it is written from."""
 NOTE = """
 # A call without async_op fits the first two overloads of a function: the first one counts.
 # pyright: reportOverlappingOverload=false

@@ -1,4 +1,4 @@
-"""How the project's prose measures up: long sentences, bare relatives, words of a private dialect.
+"""Finds long sentences, bare relatives, translated idioms and house words in the prose.
 
 ``python -m tests.docs.language`` lists every finding; ``--write`` records their numbers in
 ``language.json``. A file may not gain findings (``test_language.py``).
@@ -31,6 +31,16 @@ BARE_RELATIVE = re.compile(
     r"(?![^.]*\?)",
     re.IGNORECASE,
 )
+# Idioms that English does not have: "for what is no number", "as TCPStore does", "and its like".
+IDIOM = re.compile(
+    r"\b(?:for|of|if) what (?:is|are) (?:no|not|neither)\b|^returns? what\b|"
+    r"\braises? (?:what|as x)\b|"
+    r"\b(?:that|which|it|one|x|rank) is no "
+    r"(?!longer|more|other|different|reason|news|use\b|way)\w+|"
+    r"\b(?:that|which) are no (?!longer|more|other)\w+|'s sake\b|\b(?:and|or) (?:its|their) like\b|"
+    r"\bby way of\b|\bwho has not come\b|\bthe mend\b",
+    re.IGNORECASE,
+)
 _SENTENCE_ENDS = re.compile(
     r"(?<=[.!?:;])[)\"'`*]*\s+(?=[\"'`(*]*[A-Z0-9]|\(?`)|\n\s*\n|\n\s*(?:[-*]|\d+\.) "
 )
@@ -49,13 +59,13 @@ def _python(text: str) -> Iterator[tuple[int, str]]:
             ):
                 yield doc.lineno, doc.value.value
         elif isinstance(node, ast.Raise) and node.exc is not None:
-            said = [
+            found = [
                 part.value
                 for part in ast.walk(node.exc)
                 if isinstance(part, ast.Constant) and isinstance(part.value, str)
             ]
-            if said:
-                yield node.lineno, " ".join(said)
+            if found:
+                yield node.lineno, " ".join(found)
     run: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -97,6 +107,8 @@ def findings(path: Path) -> Iterator[tuple[str, int, str]]:
                 yield "long sentence", line, plain
             if BARE_RELATIVE.search(plain):
                 yield "bare relative", line, plain
+            if IDIOM.search(plain):
+                yield "idiom", line, plain
             if HOUSE_WORDS.search(plain):
                 yield "house word", line, plain
 

@@ -10,9 +10,7 @@ PAGES = sorted(
     [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "docs" / "notes").glob("*.md"),
-        *(ROOT / "docs" / "tutorial").glob("*.md"),
+        *(page for page in (ROOT / "docs").rglob("*.md") if page.parents[1].name != "reference"),
     ],
     key=lambda path: path.stem,
 )

@@ -1,4 +1,4 @@
-"""No file gains long sentences, bare relatives or house words; class names are unique."""
+"""No file gains long sentences, bare relatives, idioms or house words; names are unique."""
 
 import json
 
@@ -39,11 +39,12 @@ def test_the_rules_find_what_they_are_for(tmp_path):
     program = tmp_path / "told.py"
     program.write_text(
         '"""The door of a lane."""\n# Who is only cut off was told of as gone.\n'
-        f"# Many {'word ' * 31}.\n\n\ndef plain():\n"
+        f"# Many {'word ' * 31}.\n# Raises TypeError for what is no rank.\n\n\ndef plain():\n"
         '    """Return the rank that only lost its connection."""\n'
     )
     assert [rule for rule, _, _ in language.findings(program)] == [
         "house word",
         "bare relative",
         "long sentence",
+        "idiom",
     ]

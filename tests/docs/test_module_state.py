@@ -29,7 +29,7 @@ ALLOWED = {
     "transport/_net/fork.py: _ProcessId.pid": "the process's own number",
     "transport/_mpi/library.py: _Joined.process": "MPI can be initialised once in a process",
     "transport/_store/tcp/serving.py: _TENANTS": "a process serves a port once",
-    "transport/_tcp/far.py: Distance._said": "advice on a setting of the host, given once",
+    "transport/_tcp/far.py: Distance._warned": "advice on a setting of the host, given once",
     "meshlib/__init__.py: _check_package('transport')": "raises for a file in the way",
 }
 WITH_JAX = ("meshlib/jit/", "parallel/jax/")
@@ -85,7 +85,7 @@ def changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def changes_itself(cls: ast.ClassDef) -> bool:
-    """Whether methods change the instance after it was made, or each thread has its own."""
+    """True if methods change the instance after it was made, or each thread has its own."""
     if any(getattr(base, "attr", "") == "local" for base in cls.bases):
         return True
     for method in cls.body:

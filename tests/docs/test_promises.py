@@ -1,4 +1,4 @@
-"""Each promise in docs/promises.md has a test, and the GPU parts say that they are experimental."""
+"""Each promise in docs/reference/promises.md has a test. GPU parts say they are experimental."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-PAGE = (ROOT / "docs" / "promises.md").read_text()
+PAGE = (ROOT / "docs/reference/promises.md").read_text()
 EXPERIMENTAL = "xperimental, not run on a GPU"
 FOR_GPUS = [
     *(
@@ -18,7 +18,7 @@ FOR_GPUS = [
     ),
     *(path for floor in ("meshlib", "parallel") for path in (ROOT / floor).rglob("*gpu*.py")),
     ROOT / "meshlib" / "_groups" / "nccl_splits.py",
-    ROOT / "meshlib" / "jit" / "_device_buffers.py",
+    ROOT / "meshlib" / "jit" / "_xla" / "device_buffers.py",
 ]
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 
@@ -51,6 +51,6 @@ def test_help_of_a_gpu_module_says_that_it_is_experimental(path):
     assert EXPERIMENTAL in (ast.get_docstring(ast.parse(path.read_text())) or "")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gpu.md", "docs/promises.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/run/gpu.md", "docs/reference/promises.md"])
 def test_pages_say_that_gpu_support_is_experimental(page):
     assert EXPERIMENTAL in " ".join((ROOT / page).read_text().split())

@@ -1,4 +1,4 @@
-"""Whether each public name has a type that every checker reads alike: ``pyright --verifytypes``.
+"""True if each public name has a type that every checker reads alike: ``pyright --verifytypes``.
 
 ``python tests/docs/type_completeness.py``, a part of ``make check``, prints what has not, and ends
 with 1 if there is any. Left out is what derives from a class of a library that is not installed.

@@ -19,7 +19,7 @@ from tests.support.net.networks import Network, can_make_networks
 
 DEADLINE = 100.0
 
-PATIENT = """
+LONG_WINDOWS = """
     from meshlib._launcher import agent
     from meshlib._launcher.ranks import workers
     workers.SETTLE_SECONDS = workers.SETTLE_AFTER_ECHO_SECONDS = 60
@@ -58,11 +58,12 @@ class Meshrun:
         name, _, value = self._mark.partition("=")
         return dict(os.environ) | {"TMPDIR": str(self.temporary), name: value} | variables
 
-    def patience(self) -> dict[str, str]:
-        """Return variables with which launchers wait as long as it takes for what belongs together:
-        the cause and the echoes of a failure, the signals of an engine.
+    def long_windows(self) -> dict[str, str]:
+        """Return variables for launchers that wait long for related events.
+
+        These are the cause and the echoes of a failure, and the signals of an engine.
         """
-        self.script(PATIENT, "sitecustomize.py")  # Python runs it when it begins
+        self.script(LONG_WINDOWS, "sitecustomize.py")  # Python runs it when it begins
         return {"PYTHONPATH": str(self.folder)}
 
     def start(self, *arguments: str, command=None, env=None, **options) -> subprocess.Popen[str]:

@@ -1,6 +1,6 @@
-"""Makes the picture of docs/monitor.md.
+"""Makes the picture of docs/run/monitor.md.
 
-    python -m tests.e2e.monitor_picture FOLDER docs/monitor.png
+    python -m tests.e2e.monitor_picture FOLDER docs/pictures/monitor.png
 
 The job's program is FOLDER/train.py, which must not be there; the picture shows that name. Rank 2
 of a dp=2, tp=2 mesh is lost, another rank comes in its place, and rank 1 is slow. It needs

@@ -35,12 +35,12 @@ def browser():
 def page(browser):
     page = browser.new_page(viewport={"width": 1200, "height": 1250})
     page.set_default_timeout(MILLISECONDS)
-    said = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.said, page.asked = said, asked
+    messages = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.messages, page.requests = messages, requests
     yield page
     page.close()
 
@@ -76,8 +76,8 @@ def test_a_healthy_job(page, start, meshrun):
     expect(page.locator("#history polyline")).to_have_count(3, timeout=MILLISECONDS)
     expect(page.locator(".cell.slow")).to_have_count(0)
     picture(page, "healthy")
-    assert page.said == []
-    assert all(asked.startswith((url.partition("#")[0], "data:")) for asked in page.asked)
+    assert page.messages == []
+    assert all(one.startswith((url.partition("#")[0], "data:")) for one in page.requests)
     (meshrun.folder / "end").touch()
     assert meshrun.finish(job).code == 0
     expect(page.locator("#headline")).to_contain_text("Nothing answers", timeout=MILLISECONDS)
@@ -101,7 +101,7 @@ def test_a_straggler_and_a_lost_rank(page, start, meshrun):
     expect(page.locator("#notes")).to_contain_text("was killed by SIGKILL", timeout=MILLISECONDS)
     expect(page.locator("body")).to_have_class("bad")
     picture(page, "lost")
-    assert page.said == []
+    assert page.messages == []
     (meshrun.folder / "end").touch()
     meshrun.finish(job)
 

@@ -1,4 +1,4 @@
-"""What the examples share: settings, progress, and the dims of any mesh."""
+"""The examples' common code: settings, progress, and the dims of any mesh."""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""A forked child is no rank: what it asks of its parent's job is refused, and nobody notices it."""
+"""A forked child is not a rank: what it asks of its parent's job is refused, and nobody notices
+it."""
 
 from __future__ import annotations
 

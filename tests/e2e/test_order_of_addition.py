@@ -22,7 +22,7 @@ SUMS = (PROGRAMS / "sums.py").read_text()
 
 
 def tree(count: int, dtype: str, op: str, size: int) -> str:
-    """The sum as docs/algorithms.md has it, by NumPy."""
+    """The sum as docs/inside/algorithms.md has it, by NumPy."""
     kind = np.dtype(dtype)
     inputs = [
         np.random.default_rng(rank).standard_normal(count).astype(kind) for rank in range(size)

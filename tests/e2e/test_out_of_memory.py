@@ -61,7 +61,7 @@ def test_the_report_names_the_likely_cause(meshrun, limited):
     assert os.path.isdir(limited)
 
 
-ASKING = (PROGRAMS / "ask_for_memory.py").read_text()
+ALLOCATING = (PROGRAMS / "ask_for_memory.py").read_text()
 
 SMALL = """
     import fcntl, os, sys, types
@@ -77,7 +77,7 @@ SMALL = """
 def test_a_symmetric_array_over_the_limit_is_an_error_on_every_rank(meshrun, limited):
     enter = f'echo $$ > {limited}/cgroup.procs && exec "$0" "$@"'
     command = ("sh", "-c", enter, *meshrun.COMMAND)
-    script = meshrun.script(ASKING)
+    script = meshrun.script(ALLOCATING)
     result = meshrun.run("--nproc-per-node", "2", script, "array", command=command)
     assert result.code == 0, result.err
     assert result.out.count("cannot allocate 268435456 bytes of shared memory") == 2, result.out
@@ -93,10 +93,10 @@ def test_pages_that_cannot_be_had_are_an_error_on_every_rank(meshrun, tmp_path, 
     own = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount)
     if shutil.which(own[0]) is None or subprocess.run([*own, "true"], check=False).returncode:
         pytest.skip("no file system can be mounted here")
-    script = meshrun.script(textwrap.dedent(SMALL) + textwrap.dedent(ASKING))
+    script = meshrun.script(textwrap.dedent(SMALL) + textwrap.dedent(ALLOCATING))
     arguments = ("--nproc-per-node", "2", script, what, str(folder))
     result = meshrun.run(*arguments, command=(*own, *meshrun.COMMAND))
     assert result.code == 0, result.err
-    told = [line for line in result.out.splitlines() if "the kernel has no page for it" in line]
-    assert len(told) == 2, result.out
-    assert all(re.search(r"rank [01] cannot allocate \d+ bytes", line) for line in told)
+    lines = [line for line in result.out.splitlines() if "the kernel has no page for it" in line]
+    assert len(lines) == 2, result.out
+    assert all(re.search(r"rank [01] cannot allocate \d+ bytes", line) for line in lines)

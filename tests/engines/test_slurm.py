@@ -135,7 +135,7 @@ def test_a_batch_script_is_no_rank(slurm: SlurmCluster) -> None:
         srun {PYTHON} hello.py
     """
     before, _, after = batch(slurm, script).partition("---")
-    assert "A batch script, a shell in an allocation and an ssh session are no ranks" in before
+    assert "A batch script, a shell in an allocation and an ssh session are not ranks" in before
     assert "has 2 nodes, and meshrun was not started by srun on each of them" in before
     assert "rank 0/" not in before
     check_world(after, 4)

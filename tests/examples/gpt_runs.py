@@ -17,7 +17,7 @@ from meshlib.testing import run_ranks
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt"
 
 EVERYTHING = os.environ.get("MESHLIB_TEST_MESHES") == "1"
-"""Whether all meshes are tried (``make test-meshes``: half an hour), or the main ones."""
+"""True if all meshes are tried (``make test-meshes``: half an hour), or the main ones."""
 
 SMALL = {
     "layers": 2,

@@ -15,16 +15,15 @@ from typing import Any, cast
 
 from meshlib._mesh.config import MeshConfig
 from meshlib._trace import dump
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._channel.frames import FrameError, FrameReader, pack
-from transport._deadline import Deadline
 from transport._errors import (
     DistNetworkError,
     DistStoreError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._net.auth import MAX_UNPROVEN_BYTES, Handshake
 from transport._rendezvous.announcements import Announcement
 from transport._shm.meeting.peer_connection import Packet
@@ -35,6 +34,7 @@ from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, parse_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import HELLO_BYTES, Hello
+from transport._waiting.deadline import Deadline
 
 
 def handshake(data: bytes) -> None:
@@ -122,7 +122,7 @@ def prefix(data: bytes) -> None:
 
 
 def hello(data: bytes) -> None:
-    """What comes behind the handshake is taken as it is, and means nothing by itself."""
+    """Bytes after the handshake are passed on unparsed."""
     data = data.ljust(HELLO_BYTES, b"\0")[:HELLO_BYTES]
     assert Hello.unpack(data).pack() == data
 
@@ -200,7 +200,7 @@ def mesh(data: bytes) -> None:
 
 
 def address(data: bytes) -> None:
-    """What a store says about a rank is an address or a DistNetworkError."""
+    """A store's text about a rank is an address or a DistNetworkError."""
     with suppress(DistNetworkError):
         found = Address.decode(data)
         assert isinstance(found.host, str)

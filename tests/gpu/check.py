@@ -31,7 +31,7 @@ _PACKAGES = (
 
 
 def machine() -> list[str]:
-    """What it ran on: lines of a table."""
+    """The machine it ran on: lines of a table."""
     cupy = import_module("cupy")
     runtime = cupy.cuda.runtime
     name = runtime.getDeviceProperties(0)["name"]
@@ -65,7 +65,7 @@ def tests(folder: Path) -> tuple[bool, list[str]]:
     What they say goes to ``gpu-tests.log``, and is read from there, however far they came.
     """
     log = folder / "gpu-tests.log"
-    # With the project's own -q this is one line for each test. Other people's warnings are no
+    # With the project's own -q this is one line for each test. Other people's warnings are not
     # failures of ours, and the project's folder may be one that nothing can be written to.
     options = ["-vv", "-rs", "--color=no", "-W", "default", "-p", "no:cacheprovider"]
     env = {**ended.environment(), "MESHLIB_GPU_SECONDS": str(TESTS_SECONDS - 20)}

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: all of them are skipped, saying why, where there is none."""
+"""Tests that need a GPU: all of them are skipped, saying why, if there is none."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transport._errors import DistBackendError
 
 @functools.cache
 def why_not() -> str | None:
-    """What keeps this machine from running them, or None."""
+    """The reason why this machine cannot run them, or None."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("default")  # what CuPy has to say is no error of ours
+            warnings.simplefilter("default")  # what CuPy has to say is not an error of ours
             count = cuda_driver().device_count()
     except DistBackendError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""What the ranks of the GPU tests do. Run by ``meshrun``: ``gpu_ranks.py BACKEND CHECK...``.
+"""The program of the ranks of the GPU tests. Run by ``meshrun``: ``gpu_ranks.py BACKEND CHECK...``.
 
 Each check that a rank has passed is a line ``passed RANK CHECK SECONDS``; the first one that it has
 not ends it, with a traceback.
@@ -189,7 +189,7 @@ def check_lifetimes(cupy: Any) -> None:
 def check_no_host_block(cupy: Any) -> None:
     """Many calls are issued, one behind the other, while the device has not begun with the first.
 
-    Not for the backends that go by way of the host, whose first step waits for the array.
+    Not for the backends that go via the host, whose first step waits for the array.
     """
     size = dist.get_world_size()
     x = cupy.ones(1000, cupy.float64)

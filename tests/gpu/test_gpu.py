@@ -1,6 +1,6 @@
 """Every backend for GPUs, on a real one: real processes, which share it if they are several.
 
-Not a line of this has decided anything before it ran on a GPU: see the table in docs/gpu.md.
+Not a line of this has decided anything before it ran on a GPU: see the table in docs/run/gpu.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def checks_of(backend: str, ranks: int) -> list[str]:
 
 
 def seconds_left() -> float:
-    """What ``check.py`` has left for tests; without it there is no such limit."""
+    """The seconds that ``check.py`` has left for tests; without it there is no limit."""
     return _LIMIT - (time.monotonic() - _BEGUN)
 
 
@@ -85,7 +85,7 @@ def launch(backend: str, ranks: int, checks: list[str]) -> tuple[int, str]:
 
 
 class Outcomes:
-    """What became of each check of each way; one launch for as many as pass."""
+    """The result of each check of each backend; one launch for as many as pass."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, int], dict[str, str | None]] = {}

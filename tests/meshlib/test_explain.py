@@ -65,12 +65,12 @@ def test_the_topics_are_four(capsys):
     for name, words in shown:
         with pytest.raises(SystemExit):
             cli.main(["explain", name, "--help"])
-        told = capsys.readouterr().out
-        assert told.startswith(f"usage: meshlib explain {name} ")
-        assert words in " ".join(told.split())
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"usage: meshlib explain {name} ")
+        assert words in " ".join(printed.split())
     assert cli.main(["explain", "mash"]) == 2
     assert capsys.readouterr().err == (
-        "meshlib explain: 'mash' is no topic; expected estimate, mesh, plan, schedule;"
+        "meshlib explain: 'mash' is not a topic; expected estimate, mesh, plan, schedule;"
         " did you mean 'mesh'?\n"
     )
 
@@ -128,7 +128,7 @@ def test_64_ranks_each_have_a_line():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train.toml", "--world-size", "5"], "train.toml: [mesh] dp=-1 × tp=2: the other dims"),
         (["train.toml"], "dp=-1 × tp=2 has a degree to infer; give --world-size N"),
@@ -146,7 +146,7 @@ def test_64_ranks_each_have_a_line():
         (["dp=2", "--stages", "2"], "unrecognized arguments: --stages 2"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(file, capsys, arguments, said):
+def test_wrong_input_is_one_line_and_exit_code_2(file, capsys, arguments, message):
     try:
         code = cli.main(["explain", "mesh", *arguments])
     except SystemExit as exit_:
@@ -156,7 +156,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(file, capsys, arguments, said):
     assert out == ""
     assert err.startswith("meshlib explain mesh: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
 
 
 def test_the_command_lists_commands_and_knows_its_version(capsys):
@@ -171,7 +171,9 @@ def test_the_command_lists_commands_and_knows_its_version(capsys):
     capsys.readouterr()
     assert cli.main(["explian"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("meshlib: 'explian' is no command; expected checkpoint, explain, run, ")
+    assert err.startswith(
+        "meshlib: 'explian' is not a command; expected checkpoint, explain, run, "
+    )
     assert err.endswith("; did you mean 'explain'?\n")
 
 
@@ -189,7 +191,7 @@ def test_a_terminal_without_the_signs_is_no_error():
 
 
 def test_the_documentation_shows_what_is_printed(tmp_path, capsys):
-    text = (Path(__file__).parents[2] / "docs" / "mesh.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/program/mesh.md").read_text()
     session = re.search(r"```console\n\$ meshlib (.*?)```", text, re.DOTALL)[1]
     command, _, shown = session.partition("\n")
     assert cli.main(command.split()) == 0

@@ -11,7 +11,7 @@ from meshlib import _cli as cli
 from meshlib._explain.estimate import estimate
 from meshlib.testing import run_ranks
 
-PAGE = Path(__file__).parents[2] / "docs" / "estimate.md"
+PAGE = Path(__file__).parents[2] / "docs/train/estimate.md"
 
 PROGRAM = """
 import numpy as np
@@ -97,10 +97,13 @@ def test_the_page_shows_what_is_printed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["train.py", "none.toml"], "none.toml: No such file or directory"),
-        (["train.py", "none.toml", "--over", "dp=2"], "none.toml is no file; expected the program"),
+        (
+            ["train.py", "none.toml", "--over", "dp=2"],
+            "none.toml is not a file; expected the program",
+        ),
         (["none.py", "train.toml"], "none.py: No such file or directory"),
         (["sizes.py", "train.toml"], "sizes.py has no function make_step(file, mesh)"),
         (["empty.py", "train.toml"], "the step returned None; expected a dict of what the rank"),
@@ -109,7 +112,7 @@ def test_the_page_shows_what_is_printed(tmp_path, monkeypatch, capsys):
         (["train.py"], "the following arguments are required: FILE"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, arguments, said):
+def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, arguments, message):
     (folder / "empty.py").write_text("def make_step(file, mesh):\n    return lambda: None\n")
     try:
         code = cli.main(["explain", "estimate", *arguments])
@@ -119,7 +122,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(folder, capsys, arguments, said
     assert (code, out) == (2, "")
     assert err.startswith("meshlib explain estimate: ")
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
     assert not dist.is_initialized()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.pytorch.torch_ranks import run
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
 # Not by an import: PyTorch takes seconds, and each xdist worker would do it to collect.
 pytestmark = [
     pytest.mark.skipif(
@@ -25,7 +25,11 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
 ]
-NAMES = re.findall(r"^@case\ndef (\w+)", (HERE / "cases.py").read_text(), re.MULTILINE)
+NAMES = [
+    name
+    for path in sorted((PROGRAMS / "cases").glob("*.py"))
+    for name in re.findall(r"^@case\ndef (\w+)", path.read_text(), re.MULTILINE)
+]
 
 
 def shared(tmp_path_factory, program: str, ranks: int) -> list[dict[str, str]]:
@@ -37,14 +41,14 @@ def shared(tmp_path_factory, program: str, ranks: int) -> list[dict[str, str]]:
         files = [folder / f"{rank}.json" for rank in range(ranks)]
         if not folder.exists():
             folder.mkdir()
-            (folder / "said").write_text("\n".join(run(program, ranks, folder)))
-    assert all(file.exists() for file in files), (folder / "said").read_text()
+            (folder / "printed").write_text("\n".join(run(program, ranks, folder)))
+    assert all(file.exists() for file in files), (folder / "printed").read_text()
     return [json.loads(file.read_text()) for file in files]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> list[dict[str, str]]:
-    return shared(tmp_path_factory, "cases.py", 4)
+    return shared(tmp_path_factory, "cases", 4)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,7 @@ def test_nothing_imports_pytorch_but_the_program():
 
 def test_tensors_of_another_device_go_to_its_backend():
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", HERE / "other_device.py"],
+        [sys.executable, "-W", "ignore", PROGRAMS / "other_device.py"],
         check=False,
         timeout=100,
         capture_output=True,
@@ -78,22 +82,22 @@ def test_gives_gloos_results(results, name):
 
 @pytest.mark.parametrize("name", ["mismatch", "mismatch_in_a_work"])
 def test_a_mismatch_raises_our_error_on_every_rank(errors, name):
-    for said in (one[name] for one in errors):
-        assert said.startswith("CollectiveMismatchError: "), said
-        assert said.count("broken.py:") == 2  # the line of each rank, not one of PyTorch's
+    for message in (one[name] for one in errors):
+        assert message.startswith("CollectiveMismatchError: "), message
+        assert message.count("broken.py:") == 2  # the line of each rank, not one of PyTorch's
 
 
 @pytest.mark.parametrize("name", ["mismatch_in_a_future", "mismatch_in_ddp"])
 def test_where_pytorch_passes_it_on_the_error_is_named(errors, name):
-    for said in (one[name] for one in errors):
-        assert "CollectiveMismatchError: " in said, said
-        assert said.count("broken.py:") >= 2
+    for message in (one[name] for one in errors):
+        assert "CollectiveMismatchError: " in message, message
+        assert message.count("broken.py:") >= 2
 
 
 def test_a_late_rank_is_named(errors):
-    for said in (one["late"] for one in errors):
-        assert said.startswith("CollectiveTimeoutError: "), said
-        assert "rank 1 has not come" in said
+    for message in (one["late"] for one in errors):
+        assert message.startswith("CollectiveTimeoutError: "), message
+        assert "rank 1 has not come" in message
 
 
 def test_a_killed_rank_is_named(errors):
@@ -112,5 +116,5 @@ def test_a_killed_rank_is_named(errors):
     ],
 )
 def test_what_it_cannot_do_is_said(errors, name, message):
-    for said in (one[name] for one in errors):
-        assert message in said, said
+    for error in (one[name] for one in errors):
+        assert message in error, error

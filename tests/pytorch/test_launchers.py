@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
 TORCHRUN = "torch.distributed.run"
 MESHRUN = "meshlib._launcher"
 pytestmark = [
@@ -39,13 +39,13 @@ def launch(launcher: str, ranks: int, program: Path, *arguments: str):
 
 def test_under_torchrun_the_survivors_name_a_killed_rank():
     """Torchrun sends them SIGTERM a tenth of a second after the kill."""
-    done = launch(TORCHRUN, 3, HERE / "killed.py", "plain")
+    done = launch(TORCHRUN, 3, PROGRAMS / "killed.py", "plain")
     for rank in (0, 2):
         assert f"[rank{rank}]: transport._errors.RankFailedError: rank 1 was lost" in done.stderr
 
 
 def test_a_handler_of_sigterm_that_makes_a_call_raises_at_once():
-    done = launch(TORCHRUN, 2, HERE / "killed.py", "handler")
+    done = launch(TORCHRUN, 2, PROGRAMS / "killed.py", "handler")
     assert "handler of rank 0: RankFailedError" in done.stdout, done.stdout + done.stderr
 
 
@@ -77,6 +77,6 @@ def test_under_meshrun_env_meets_in_its_store(tmp_path, backend):
 
 
 def test_calls_can_be_looked_at():
-    command = [sys.executable, "-W", "ignore", HERE / "looked_at.py"]
+    command = [sys.executable, "-W", "ignore", PROGRAMS / "looked_at.py"]
     done = subprocess.run(command, check=False, timeout=100, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""docs/c10d.md names every public name of the ``torch.distributed`` that is installed."""
+"""docs/reference/c10d.md names every public name of the ``torch.distributed`` that is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import meshlib
 
 torch = pytest.importorskip("torch")
 
-PAGE = (Path(__file__).parents[2] / "docs" / "c10d.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/c10d.md").read_text()
 NAMED = set(re.findall(r"`(?:meshlib\.|distributed_c10d\.)?([A-Za-z_][\w.]*)`", PAGE))
 CLASSES = (
     "DeviceMesh",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("torch") is None,
@@ -28,10 +28,10 @@ def run(*arguments: str | Path) -> str:
 
 
 def test_parts_are_those_of_dtensor():
-    assert "150 layouts are DTensor's" in run(HERE / "dtensor_layouts.py")
+    assert "150 layouts are DTensor's" in run(PROGRAMS / "dtensor_layouts.py")
 
 
 def test_training_is_that_of_fsdp2(tmp_path):
     meshrun = "-m", "meshlib._launcher", "--nproc-per-node", "4"
-    said = run(*meshrun, HERE / "sharded_training.py", tmp_path)
-    assert said.count("equal after 5 steps") == 8, said
+    printed = run(*meshrun, PROGRAMS / "sharded_training.py", tmp_path)
+    assert printed.count("equal after 5 steps") == 8, printed

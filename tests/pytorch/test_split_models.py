@@ -11,7 +11,6 @@ import pytest
 import meshlib as dist
 from meshlib.testing import run_ranks
 from parallel import VocabParallelCrossEntropyLoss, parallelize
-from parallel.context import RingAttention, UlyssesAttention, split_sequence
 from parallel.state import global_state
 from tests.pytorch.torch_ranks import run
 from tests.support.parallel import small_gpt
@@ -33,20 +32,20 @@ def normal(seed: int, heads: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
-    """What PyTorch's ranks have computed of what is given to both."""
+    """The results of PyTorch's ranks from the same inputs."""
     folder: Path = tmp_path_factory.mktemp("split_models")
     weights = {f"w.{path}": x for path, x in small_gpt.GPT(BLOCKS).state_dict().items()}
     tokens, targets = zip(*(small_gpt.batch(step) for step in range(STEPS)), strict=True)
     np.savez(
         folder / "given.npz",
-        sizes=[BLOCKS, small_gpt.VOCABULARY, small_gpt.WIDTH, small_gpt.HEADS, small_gpt.KV_HEADS],
+        sizes=[BLOCKS, small_gpt.VOCABULARY, small_gpt.WIDTH, small_gpt.HEADS],
         tokens=tokens,
         targets=targets,
         **{name: normal(seed, 4) for seed, name in enumerate("qkvg")},
         **weights,
     )
-    said = run("split_models.py", 2, folder)
-    assert all((folder / f"{rank}.npz").exists() for rank in range(2)), "\n".join(said)
+    printed = run("split_models.py", 2, folder)
+    assert all((folder / f"{rank}.npz").exists() for rank in range(2)), "\n".join(printed)
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(2)]
 
 
@@ -65,15 +64,27 @@ def test_a_gpt_with_sequence_parallel_learns_the_same(peers):
             small_gpt.assert_close(state, theirs)
 
 
-@pytest.mark.parametrize("kind", [RingAttention, UlyssesAttention])
-def test_attention_is_that_of_pytorchs_ring(peers, kind):
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("zigzag", [True, False])
+def test_attention_is_that_of_pytorchs_ring(peers, zigzag):
+    jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
+    from parallel.jax import (
+        ring_attention,
+        sequence_positions,
+        split_sequence,
+        ulysses_attention,
+    )
+
     names = ("out", "gq", "gk", "gv")
 
+    def attend(q, k, v):
+        return ring_attention(q, k, v, None) if zigzag else ulysses_attention(q, k, v, None)
+
     def program():
-        own, zigzag = kind(), kind is RingAttention
         q, k, v, grad = (split_sequence(normal(seed, 4), zigzag=zigzag) for seed in range(4))
-        results = own(q, k, v), *own.backward(grad)
-        return own.positions(8), dict(zip(names, results, strict=True))
+        out, back = jax.vjp(jax.jit(attend), q, k, v)
+        results = out, *back(grad)
+        return sequence_positions(8, zigzag=zigzag), dict(zip(names, results, strict=True))
 
     expected = {name: np.empty_like(normal(0, 4)) for name in names}
     for rank, peer in enumerate(peers):

@@ -1,4 +1,4 @@
-"""Ranks of PyTorch: programs of this folder, each in a process of its own."""
+"""Ranks of PyTorch: the programs in ``programs``, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 def run(program: str, ranks: int, folder: Path, *arguments: str) -> list[str]:
-    """Run ``program`` as so many ranks, which meet in ``folder``; return what each printed."""
-    command = [sys.executable, "-W", "ignore", str(HERE / program)]
+    """Run ``program`` on ``ranks`` ranks, which meet in ``folder``; return what each printed."""
+    command = [sys.executable, "-W", "ignore", str(PROGRAMS / program)]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(folder), *arguments],

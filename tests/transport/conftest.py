@@ -11,13 +11,13 @@ from tests.support.gpu.host_driver import HostDriver, HostMachine
 from tests.support.gpu.on_device import OnDevice
 from tests.support.net.far_links import FarTcpCommunicator
 from tests.support.transport.rank_threads import TINY, Transport
-from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._cuda.staged import StagedCommunicator
-from transport._inproc import InprocCommunicator
+from transport._hierarchical.auto import choose
+from transport._inproc.communicator import InprocCommunicator
 from transport._links.alone import AloneCommunicator
 from transport._links.communicator import LinkCommunicator
 from transport._place import Place, unsupported_reason
@@ -32,7 +32,7 @@ def _lending(membership: Membership, table: Thresholds) -> LinkCommunicator:
 
 
 def _queues(membership: Membership, table: Thresholds) -> LinkCommunicator:
-    """The example of docs/adding-a-transport.md, made of public names alone."""
+    """The example of docs/inside/adding-a-transport.md, made of public names alone."""
     if membership.size == 1:
         return AloneCommunicator(membership)
     made = QueueCommunicator(membership)
@@ -71,7 +71,7 @@ def _many_hosts(membership: Membership, table: Thresholds) -> Communicator:
 
 
 def _staged(membership: Membership, table: Thresholds) -> OnDevice:
-    """Device memory that is the host's, by way of the host; with tiny thresholds, many steps."""
+    """Device memory that is the host's, via the host; with tiny thresholds, many steps."""
     chunk = 48 if table is TINY else 1 << 20
     comm = StagedCommunicator(membership, _shm(membership, table), chunk)
     return OnDevice(comm, HostDriver(HostMachine(seed=membership.rank)))
@@ -90,7 +90,7 @@ TRANSPORTS = [
     Transport("many hosts", _many_hosts, has_links=False, shows_links=False),
 ]
 
-# A group of one has the same communicator over every transport, but for devices.
+# A group of one has the same communicator over every transport, except for devices.
 _ALONE = {"inproc", "staged"}
 # TLS differs from TCP in how bytes move, not in who moves what to whom; delay in the order.
 _REPEATED = {"tls", "tcp-far"}

@@ -16,16 +16,14 @@ import pytest
 from tests.support.net.tcp_pairs import links
 from tests.support.transport.interrupts import SOON, at_every_step, at_random, in_thread
 from tests.support.transport.rank_threads import Member, Transport, run_group
-from transport import _interrupts
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._choosing.choice import DEFAULT
-from transport._codes import dtype_code
 from transport._communicators.runtime import Membership, Runtime
 from transport._cuda import watchdog as watchdogs
 from transport._cuda.watchdog import DeviceWatchdog
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._links import incoming, mailbox
 from transport._links.mailbox import Mailbox
 from transport._mpi import inbox as mpi_inbox
@@ -38,6 +36,8 @@ from transport._store.hash_store import HashStore
 from transport._tcp import TcpCommunicator, connection, link, worker
 from transport._tcp import communicator as tcp
 from transport._tcp.link import TcpLink
+from transport._waiting import interrupts
+from transport._waiting.deadline import Deadline
 
 SHM = Transport(
     "shm", lambda membership, _: ShmCommunicator(membership, Sizes(ring=1 << 10)), has_links=False
@@ -45,7 +45,7 @@ SHM = Transport(
 _CODE = {
     module.__file__
     for module in (
-        _interrupts,
+        interrupts,
         connection,
         incoming,
         comparers,
@@ -137,7 +137,7 @@ def test_sending_over_shm() -> None:
             done.set()
 
 
-def test_who_waits_for_an_interrupted_threads_connection_is_told() -> None:
+def test_an_abort_ends_the_wait_for_an_interrupted_threads_connection() -> None:
     """An interrupted call has its communicator aborted."""
     with ExitStack() as stack:
         runtime = Runtime(secret=b"secret of the tests", host="127.0.0.1")
@@ -193,12 +193,12 @@ def test_calls_on_a_device() -> None:
     watch.close()
 
 
-def test_what_nccl_is_told() -> None:
+def test_an_interrupt_ends_the_comparison_of_nccl_calls() -> None:
     ending = threading.Event()
 
     def all_gather(*_: object) -> None:
         ending.wait(12 * SOON)
-        raise CommunicatorAbortedError("the test is over")  # what it gathers are no headers
+        raise CommunicatorAbortedError("the test is over")  # what it gathers are not headers
 
     channel = SimpleNamespace(
         size=2,

@@ -17,10 +17,10 @@ import pytest
 from tests.support.net.far_links import FarInprocCommunicator
 from tests.support.transport.pretended import pretended
 from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.runtime import Membership
-from transport._header import Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.compression import Compression
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport._place import Place
@@ -46,7 +46,7 @@ def inputs_of(rank: int, count: int, dtype: Any) -> Flat:
 
 
 def expected(size: int, count: int, dtype: Any, op: ReduceOp) -> Flat:
-    """The tree, as docs/algorithms.md has it, by NumPy."""
+    """The tree, as docs/inside/algorithms.md has it, by NumPy."""
     narrow = np.dtype(dtype).itemsize <= 2
     inputs = [inputs_of(rank, count, dtype) for rank in range(size)]
     values = [array.astype(np.float32) if narrow else array for array in inputs]

@@ -39,7 +39,7 @@ def whole(size: int) -> str:
 
 
 def merged(values: list[str], merges: Any) -> str:
-    """What ``values`` come to, of which the first is there from the beginning."""
+    """The result of reducing ``values``; the first one is there from the beginning."""
     waiting = values[:1]
     for value, merge in zip(values[1:], merges, strict=True):
         waiting.append(value)
@@ -58,7 +58,7 @@ def test_the_examples_of_the_docs() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_contributions_that_come_nearest_first_are_added_by_the_tree(size: int) -> None:
+def test_contributions_that_arrive_nearest_first_are_added_by_the_tree(size: int) -> None:
     for rank in range(size):
         peers, merges = arrivals(rank, size)
         assert sorted([rank, *peers]) == list(range(size))

@@ -1,4 +1,4 @@
-"""What ``transport`` shows, and that a transport needs nothing else."""
+"""The public names of ``transport``, which are all that a transport needs."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ import queue_transport
 
 import transport
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding-a-transport.md"
+PAGE = Path(__file__).parents[2] / "docs/inside/adding-a-transport.md"
 
 
 def test_dir_shows_the_public_names_alone():
@@ -44,10 +44,10 @@ def test_the_example_imports_public_names_alone():
 
 def test_the_page_names_each_class_that_a_transport_extends_or_uses():
     text = PAGE.read_text()
-    told = ["Communicator", "LinkCommunicator", "Link", "Mailbox", "PeerKeys", "Condition"]
-    told += ["DeviceFlat", "StreamOrder", "Completion", "DeviceStream", "Driver", "add_all"]
-    assert all(f"`{name}" in text for name in told)
-    assert set(told) <= set(transport.__all__)
+    named = ["Communicator", "LinkCommunicator", "Link", "Mailbox", "PeerKeys", "Condition"]
+    named += ["DeviceFlat", "StreamOrder", "Completion", "DeviceStream", "Driver", "add_all"]
+    assert all(f"`{name}" in text for name in named)
+    assert set(named) <= set(transport.__all__)
 
 
 def test_the_package_itself_imports_nothing():

@@ -53,8 +53,8 @@ def check(wheel: Path, version: str, platform: str) -> str:
         root = Path(run("tests/foreign.sh", *debian))
         install(wheel, version, root / "wheel/site-packages")
         shutil.copy(RANKS, root / "wheel")
-        path = "PYTHONPATH=/wheel/site-packages"
-        run("tests/foreign.sh", *debian, f"{path} timeout 500 {LAUNCH} /wheel/ranks.py")
+        command = f"PYTHONPATH=/wheel/site-packages {LAUNCH} /wheel/ranks.py"
+        run("timeout", "500", "tests/foreign.sh", *debian, command)
         return f"in Debian's {' '.join(debian)}"
     return "not tested: no such Python is here"
 

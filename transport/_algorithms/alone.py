@@ -1,10 +1,10 @@
-"""The collectives of a group of one: its own data is everybody's."""
+"""The collectives of a group with one member."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import BufferCollectives
 from transport._operands.flat import Scratch, copy, part_bounds, segments_of
 from transport._operands.operand import Operand, store
@@ -13,7 +13,7 @@ from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
 class Alone(BufferCollectives):
-    """The collectives of a group with one member.
+    """The collectives of a group with one member: they copy its data, or scale it.
 
     Steps that need scratch memory work on ``segment`` bytes at a time. ``all_gather`` and
     ``all_to_all`` also take arrays that are not contiguous.
@@ -27,7 +27,7 @@ class Alone(BufferCollectives):
         self._segment = segment
 
     def check_open(self) -> None:
-        """Raise ``CommunicatorAbortedError`` after an abort, where one is told of it."""
+        """Raise ``CommunicatorAbortedError`` after an abort, in subclasses that can be aborted."""
 
     def barrier(self, call: Call) -> None:
         self.check_open()
@@ -37,7 +37,7 @@ class Alone(BufferCollectives):
 
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
         self.check_open()
-        # Nothing but scaling changes anything.
+        # Over one member only PREMUL_SUM changes the values.
         if op.kind is RedOpType.PREMUL_SUM:
             self._scale(buffer, op)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from transport._algorithms import compressed, copies, halving, pairwise, star, tree
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import ROUND_BYTES, Algorithm
 from transport._choosing.peers import peers_of
 from transport._communicators.base import BufferCollectives

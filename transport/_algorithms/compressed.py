@@ -1,4 +1,4 @@
-"""Reductions whose frames are encoded: fewer bytes for less precision, the same bits everywhere.
+"""Reductions with encoded frames: fewer bytes for less precision, the same bits everywhere.
 
 As in ``pairwise``, each member reduces one part. It receives the others' contributions encoded and
 adds them in float32 to its own, which is not rounded. It encodes the sum once, sends it to all and
@@ -24,7 +24,7 @@ import numpy as np
 
 from transport._algorithms.pairwise import Chunks, Places, cut
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import Request, wait_all
 from transport._operands.compression import Compression
 from transport._operands.encoding import ENCODINGS, Coder, Floats
@@ -181,7 +181,7 @@ class _CompressedAllReduce(_CompressedReduction):
         self.coder.decode(encoded, into)
 
     def keep(self) -> None:
-        """Leave what was rounded away to the next call, where the result is a number."""
+        """Leave the rounding error to the next call, where the result is a number."""
         if self._kept is not None and self._residual is not None:
             np.copyto(self._kept, self._residual, where=np.isfinite(self._buffer))
 

@@ -9,8 +9,8 @@
   (1997).
 - A **ring** takes n - 1 steps, each to the next rank and from the one before. It is for copies
   alone: a sum would add its numbers in the order of the ring.
-- The **dissemination** barrier: in step k each rank tells rank + 2^k what it has heard. After
-  Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988).
+- The **dissemination** barrier: in step k each rank notifies rank + 2^k of all arrivals that it
+  knows. After Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988).
 
 Sizes may differ by member.
 """
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import Request, exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import TOTAL, store

@@ -1,15 +1,16 @@
-"""Recursive halving, nearest first, then doubling: 2 log2(n) steps, every byte travels least.
+"""Recursive halving, nearest ranks first, then doubling: 2 log2(n) steps and the fewest bytes.
 
 After Rabenseifner, "Optimization of Collective Reduction Operations" (2004), for any number of
-ranks. These are cut into blocks of falling powers of two: 13 = 8 + 4 + 1. In a block of 2^j ranks
-each exchange halves what a rank works on, so it ends with one of 2^j parts, reduced over the block.
-The last block gives its parts to the ranks of the one before it, which own smaller ones, and so on
-up to the first, whose ranks then have everything. That is the tree of
-``transport._operands.order``: halving climbs a block's levels, and each block is the upper half
-beside all before it.
+ranks. The ranks are cut into blocks of falling powers of two: 13 = 8 + 4 + 1. In a block of 2^j
+ranks each exchange halves the part on which a rank works. So each rank ends with one of 2^j parts,
+reduced over the block. The last block sends its parts to the ranks of the block before it, which
+own smaller parts. This goes on up to the first block, whose ranks then have the whole result.
 
-Results go back the same ways, in the opposite order. All n ranks send 2 (n - 1) N bytes together,
-as a ring does; nobody sends or receives more than 2 N.
+The additions follow the tree in ``transport._operands.order``. Halving climbs the levels of a
+block. Each block is the right operand of a sum with all blocks before it.
+
+Results go back along the same connections, in the opposite order. All n ranks together send
+2 (n - 1) N bytes, as a ring does; no rank sends or receives more than 2 N.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.blocks import ChunkRange, blocks_of, halving_schedule, reverse_bits
 from transport._choosing.choice import ROUND_BYTES
 from transport._link import exchange, wait_all
@@ -30,7 +31,7 @@ from transport._operands.reduce_op import Flat, ReduceOp
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Reduce ``buffer`` in place, whose dtype is its own reduction dtype; does not prepare."""
+    """Reduce ``buffer`` in place, without ``op.prepare``. Its dtype is its reduction dtype."""
     chunks = 1 << blocks_of(team.size)[0][1]
     rounds = segments_of(buffer.nbytes, ROUND_BYTES)
     for number in range(rounds):
@@ -44,10 +45,10 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
 def reduce_scatter(
     team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
 ) -> None:
-    """Reduce ``inputs[i]`` to member i's ``output``, whose dtype is its own reduction dtype.
+    """Reduce ``inputs[i]`` to member i's ``output``, whose dtype is its reduction dtype.
 
-    Sizes may differ; inputs stay as they were. A rank of the first block also has the part of the
-    rank that is as far behind that block, and hands it over.
+    Sizes may differ; inputs are not changed. Rank r of the first block, which has b ranks, also
+    reduces the part of rank r + b, and sends it there.
     """
     rank, size = team.rank, team.size
     level = blocks_of(size)[0][1]
@@ -76,8 +77,8 @@ def reduce_scatter(
 
 
 def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceOp) -> Flat:
-    """Reduce the members' ``data``; return what this rank has of the result, if it is of the first
-    block. Chunk i is from ``ends[i]`` to ``ends[i + 1]``.
+    """Reduce the members' ``data``. Return this rank's part of the result, which is empty outside
+    the first block. Chunk i is from ``ends[i]`` to ``ends[i + 1]``.
     """
     ways, rank, scratch = halving_schedule(team.rank, team.size), team.rank, team.scratch
     for partner, kept, given in ways.inside:
@@ -98,7 +99,7 @@ def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceO
 
 
 def _gather(team: Team, call: Call, data: Flat, ends: Sequence[int]) -> None:
-    """Give everybody all of ``data``, of which the ranks of the first block have their own."""
+    """Send all of ``data`` to all members; at first each rank of the first block has its part."""
     ways = halving_schedule(team.rank, team.size)
     up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
     wait_all([link.post_recv(call, each) for link, each in up])

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import Request
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand, scale, store
@@ -97,7 +97,7 @@ def reduce_scatter(
 
 
 def cut(buffer: Flat, chunks: int, chunk: int, size: int) -> list[Part]:
-    """Return what of ``buffer`` each member reduces in one of ``chunks`` chunks.
+    """Return the part of ``buffer`` that each member reduces in one of ``chunks`` chunks.
 
     The chunks do not decide which member reduces an element.
     """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import Link, wait_all
 from transport._operands.flat import as_bytes
 from transport._operands.operand import ARRIVING, TOTAL, pack, store
@@ -26,7 +26,7 @@ def barrier(team: Team, call: Call) -> None:
     """Return when every member has called."""
     nothing = memoryview(bytearray())
     if team.rank != _CENTRE:
-        _ask(team, call, nothing, nothing)
+        _exchange(team, call, nothing, nothing)
         return
     others = _others(team, call)
     wait_all([link.post_recv(call, nothing) for link in others])
@@ -37,7 +37,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
     """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
     data = as_bytes(buffer)
     if team.rank != _CENTRE:
-        _ask(team, call, data, data)
+        _exchange(team, call, data, data)
         return
     others = _others(team, call)
     _reduce(team, call, others, buffer, op)
@@ -51,12 +51,12 @@ def reduce_scatter(
     total, parts = pack(team.scratch, op, inputs)
     own = parts[team.rank]
     if team.rank != _CENTRE:
-        _ask(team, call, as_bytes(total), as_bytes(own))
+        _exchange(team, call, as_bytes(total), as_bytes(own))
     else:
         others = _others(team, call)
         _reduce(team, call, others, total, op)
-        answers = zip(others, parts[1:], strict=True)
-        wait_all([link.post_send(call, as_bytes(part)) for link, part in answers])
+        sends = zip(others, parts[1:], strict=True)
+        wait_all([link.post_send(call, as_bytes(part)) for link, part in sends])
     op.finish(own, team.size)
     store(output, own)
 
@@ -66,7 +66,7 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
     own = outputs[team.rank]
     total = team.scratch.flat(TOTAL, own.dtype, sum(output.size for output in outputs))
     if team.rank != _CENTRE:
-        _ask(team, call, as_bytes(own), as_bytes(total))
+        _exchange(team, call, as_bytes(own), as_bytes(total))
         start = 0
         for place, output in enumerate(outputs):
             if place != team.rank:
@@ -74,16 +74,17 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
             start += output.size
         return
     others = _others(team, call)
-    asked = zip(others, outputs[1:], strict=True)
-    wait_all([link.post_recv(call, as_bytes(output)) for link, output in asked])
+    receives = zip(others, outputs[1:], strict=True)
+    wait_all([link.post_recv(call, as_bytes(output)) for link, output in receives])
     np.concatenate(outputs, out=total)
     wait_all([link.post_send(call, as_bytes(total)) for link in others])
 
 
-def _ask(team: Team, call: Call, question: memoryview, answer: memoryview) -> None:
+def _exchange(team: Team, call: Call, data: memoryview, result: memoryview) -> None:
+    """Send ``data`` to the centre, and receive its ``result``."""
     link = team.link(_CENTRE, call)
-    link.send(call, question)
-    link.recv_into(call, answer)
+    link.send(call, data)
+    link.recv_into(call, result)
 
 
 def _others(team: Team, call: Call) -> list[Link]:

@@ -12,7 +12,7 @@ two halves of the block of 2^(k+1).
 from __future__ import annotations
 
 from transport._algorithms.team import Team
-from transport._call import Call
+from transport._calls.call import Call
 from transport._link import exchange, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of
 from transport._operands.operand import ARRIVING, TOTAL, Operand, store
@@ -67,7 +67,7 @@ def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> Non
 
 def _reduce(team: Team, call: Call, own: Flat, total: Flat, op: ReduceOp, root: int) -> Flat:
     """Add what this rank's children have to its ``own``, pass that on to its parent, and return it:
-    ``total``, or ``own`` where there are none.
+    ``total``, or ``own`` if there are none.
     """
     parent, children = relatives(team.rank, team.size, root)
     arriving = team.scratch.flat(ARRIVING, own.dtype, own.size)

@@ -12,11 +12,11 @@ KEPT_BYTES = 160 << 20
 """The pool keeps at most this many bytes."""
 _WORTH_KEEPING = 256 << 10
 _UNUSED = 2
-"""References to an unused array: the list's, and that of ``getrefcount`` itself."""
+"""The references to an unused array: from the list, and from ``getrefcount`` itself."""
 
 
 class BufferPool:
-    """Hands out receive buffers. Any thread.
+    """Hands out receive buffers. Thread-safe.
 
     The kernel clears each page of fresh memory at its first touch, which takes longer than the
     copy that fills it. Programs send arrays of the same sizes again and again.
@@ -27,8 +27,8 @@ class BufferPool:
         self._kept: list[npt.NDArray[np.uint8]] = []
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return an array of ``nbytes``, of any content. It belongs to the caller as long as
-        anything refers to it.
+        """Return an array of ``nbytes`` with undefined contents. The pool reuses it once nothing
+        else refers to it.
         """
         if nbytes < _WORTH_KEEPING:
             return np.empty(nbytes, np.uint8)

@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._channel.buffer_pool import BufferPool
 from transport._channel.connection import ChannelConnection, Receiver
 from transport._channel.frames import FIRST_KIND, ChannelFrame, Control
 from transport._channel.greeting import Greeting
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorTimeoutError,
@@ -33,12 +33,12 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._interrupts import sliced
 from transport._tcp.meeting.address import listening_host
 from transport._tcp.meeting.dial import Dial, publish
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import sliced
 
 GREETING_SECONDS = 10.0
 """The deadline of one attempt to connect; callers with later deadlines start another."""
@@ -130,7 +130,7 @@ class Channel:
         connection = peer.connection
         if connection is not None and connection.error is None:
             return connection
-        said = "the connection to it is being made"
+        reason = "the connection to it is being made"
         with self._threads.slot_released():
             while True:
                 attempt = self._attempt(rank, peer)
@@ -138,9 +138,9 @@ class Channel:
                     if sliced(lambda s: wait([attempt], s).done, deadline.remaining()):  # noqa: B023
                         return attempt.result()
                 except CommunicatorTimeoutError as error:  # of the attempt, not of this call
-                    said = str(error)
+                    reason = str(error)
                 if deadline.expired:
-                    raise CommunicatorTimeoutError(said, rank)
+                    raise CommunicatorTimeoutError(reason, rank)
 
     def connected(self, rank: int) -> ChannelConnection | None:
         """Return the connection to ``rank``, None if there is none."""

@@ -22,15 +22,15 @@ from transport._channel.buffer_pool import BufferPool
 from transport._channel.frames import ChannelFrame, Control, FrameBuffer, FrameReader, pack
 from transport._channel.short_send import ShortSend
 from transport._channel.threads import ThreadPool
-from transport._deadline import Deadline
 from transport._errors import DistError
-from transport._interrupts import Condition, look
 from transport._net.tls_choice import is_tls
 from transport._operands.flat import address
 from transport._platform import SEND_NOW
-from transport._polling import PEER_CLOSED, READABLE, WRITABLE
 from transport._shm.process_memory import ProcessMemory
-from transport._waiting import SpinWait
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition, look
+from transport._waiting.polling import PEER_CLOSED, READABLE, WRITABLE
+from transport._waiting.spinning import SpinWait
 
 QUEUE_BYTES = 1 << 20
 """With more than this queued, senders wait, and no more requests are read from the peer."""
@@ -415,7 +415,7 @@ class ChannelConnection:
     # ------------------------------------------------------------------ the end
 
     def shut(self, error: Exception) -> None:
-        """End it: the reading thread closes it. Any thread; never blocks."""
+        """End it: the reading thread closes it. Thread-safe; never blocks."""
         if self.error is None:
             self.error = error
         with suppress(OSError):

@@ -48,7 +48,7 @@ FIRST_KIND = 16
 
 
 class FrameBuffer(NamedTuple):
-    """A buffer of a frame. ``memory`` is None where it lies at ``address`` of the sender."""
+    """A buffer of a frame. ``memory`` is None if it lies at ``address`` of the sender."""
 
     nbytes: int
     address: int
@@ -194,9 +194,9 @@ class FrameReader:
                 return None
             self._pieces.append(piece)
         data, *inline = self._pieces
-        came = iter(inline)
+        pieces = iter(inline)
         buffers = [
-            FrameBuffer(nbytes, address, None if address else next(came))
+            FrameBuffer(nbytes, address, None if address else next(pieces))
             for nbytes, address in self._addresses
         ]
         self._header, self._pieces, self._addresses = None, [], []

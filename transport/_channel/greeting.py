@@ -15,18 +15,18 @@ import numpy as np
 
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import ChannelFrame, Control
-from transport._deadline import Deadline
 from transport._errors import DistNetworkError
 from transport._operands.flat import address
 from transport._place import this_machine
 from transport._shm.process_memory import ProcessMemory, is_possible
+from transport._waiting.deadline import Deadline
 
 # The flags of the three frames.
 _FIRST, _READABLE, _NOT_READABLE = 0, 1, 2
 
 
 class Greeting:
-    """Greets the peers of one member. Any thread."""
+    """Greets the peers of one member. Thread-safe."""
 
     def __init__(self) -> None:
         # A peer that can read these bytes here has found the right process.
@@ -48,7 +48,7 @@ class Greeting:
         return answer.number
 
     def on_hello(self, connection: ChannelConnection, frame: ChannelFrame, received: int) -> None:
-        """Answer a greeting; ``received`` is the number of the peer's last post that has come."""
+        """Answer a greeting; ``received`` is the number of the peer's last post received here."""
         if frame.flags != _FIRST:
             connection.lends = frame.flags == _READABLE
             return
@@ -56,30 +56,34 @@ class Greeting:
             connection.memory = self._memory_of(frame)
         except (ValueError, KeyError, TypeError) as error:
             raise DistNetworkError(f"expected a greeting, got {bytes(frame.data)!r}") from error
-        said, flag = self._introduction(), self._flag(connection)
-        connection.send(Control.HELLO, received, said, flags=flag)
+        introduction, flag = self._introduction(), self._flag(connection)
+        connection.send(Control.HELLO, received, introduction, flags=flag)
 
     def _flag(self, connection: ChannelConnection) -> int:
         return _READABLE if connection.memory is not None else _NOT_READABLE
 
     def _introduction(self) -> bytes:
-        said = {
+        introduction = {
             "machine": this_machine(),
             "pid": os.getpid() if is_possible() else 0,
             "address": address(self._nonce),
             "nonce": self._nonce.tobytes().hex(),
         }
-        return json.dumps(said).encode()
+        return json.dumps(introduction).encode()
 
     def _memory_of(self, frame: ChannelFrame) -> ProcessMemory | None:
         """Return the memory of the peer's process, if this one can read it."""
-        said: dict[str, Any] = json.loads(bytes(frame.data))
-        if not is_possible() or not said["pid"] or said["machine"] != this_machine():
+        introduction: dict[str, Any] = json.loads(bytes(frame.data))
+        if (
+            not is_possible()
+            or not introduction["pid"]
+            or introduction["machine"] != this_machine()
+        ):
             return None
-        memory, nonce = ProcessMemory(said["pid"]), bytes.fromhex(said["nonce"])
+        memory, nonce = ProcessMemory(introduction["pid"]), bytes.fromhex(introduction["nonce"])
         found = np.empty(len(nonce), np.uint8)
         try:
-            memory.read(said["address"], found)
+            memory.read(introduction["address"], found)
         except OSError:
             return None
         return memory if found.tobytes() == nonce else None

@@ -28,7 +28,7 @@ class ShortSend:
     def send(self, data: bytes | memoryview, flags: int, /) -> int:
         """Send what the peer takes of ``data``, with ``MSG_DONTWAIT`` among the ``flags``.
 
-        Returns the number of bytes. Raises what a socket's own method does: BlockingIOError if the
+        Returns the number of bytes. Raises the errors of ``socket.send``: BlockingIOError if the
         peer takes none.
         """
         if len(data) <= SENT_BYTES and isinstance(data, bytes):

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from transport._net.fork import in_forked_children
-from transport._polling import READABLE, Wakeup, new_poller, once
+from transport._waiting.polling import READABLE, Wakeup, new_poller, once
 
 _LOGGER = logging.getLogger("meshlib.transport")
 Job = Callable[[], None]

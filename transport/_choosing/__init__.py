@@ -1,1 +1,1 @@
-"""The choice of an algorithm by its cost, and the peers with which it exchanges frames."""
+"""The choice of an algorithm by its cost, and the peers of each algorithm."""

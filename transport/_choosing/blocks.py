@@ -54,7 +54,7 @@ def blocks_of(size: int) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=256)
 def halving_schedule(rank: int, size: int) -> HalvingSchedule:
-    """Return what ``rank`` of ``size`` exchanges."""
+    """Return the exchanges of ``rank`` among ``size`` ranks."""
     blocks = blocks_of(size)
     number = max(i for i, (first, _) in enumerate(blocks) if first <= rank)
     first, level = blocks[number]
@@ -90,7 +90,7 @@ def halving_steps(size: int, *, apart: bool = True) -> int:
 
 
 def _owner(span: ChunkRange, block: tuple[int, int], chunks: int) -> int:
-    """Return who of a block owns a span: the bits of its place are those of the rank, reversed."""
+    """Return the rank of a block that owns a span: its place has the rank's bits, reversed."""
     first, level = block
     return first + reverse_bits(span.first >> (chunks - level), level)
 

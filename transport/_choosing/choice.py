@@ -1,4 +1,4 @@
-"""The one table from which algorithms are chosen, by bytes and by ranks."""
+"""The one table for the choice of algorithms, by bytes and by ranks."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Thresholds:
     """
 
     star: int = 16 << 10
-    """all_reduce, and all parts together of all_gather and reduce_scatter: by way of one member
-    up to here, in groups from 3 to ``star_ranks``.
+    """all_reduce, and all parts together of all_gather and reduce_scatter: via one member up to
+    here, in groups from 3 to ``star_ranks``.
     """
 
     star_ranks: int = 8
-    """The most ranks whose small data, and barriers, go by way of one member."""
+    """The most ranks for which small data and barriers go via one member."""
 
     all_reduce_doubling: int = 256 << 10
     """all_reduce in groups up to ``pairwise_ranks``: recursive doubling, or a tree where their size
-    is no power of two, up to here, then pairwise.
+    is not a power of two, up to here, then pairwise.
     """
 
     reduce_scatter_doubling: int = 4 << 10

@@ -1,4 +1,4 @@
-"""A cost model of the algorithms: their bytes, reductions and time; docs/algorithms.md as code.
+"""A cost model of the algorithms: bytes, reductions and time; docs/inside/algorithms.md as code.
 
 The model is Hockney's ("The communication challenge for MPP", 1994) with a term for arithmetic:
 a frame takes ``alpha`` seconds and ``beta`` a byte, a byte reduced ``gamma``. Along the longest
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from transport._calls.header import Kind
 from transport._choosing.blocks import blocks_of, halving_steps
 from transport._choosing.choice import ROUND_BYTES, Algorithm, Thresholds, levels_of
-from transport._header import Kind
 from transport._operands.flat import segments_of
 
 
@@ -65,7 +65,7 @@ class Cost:
 def work_of(
     kind: Kind, nbytes: int, size: int, table: Thresholds, widening: int = 1
 ) -> CollectiveCost:
-    """Return what the collective ``kind`` takes among ``size`` members, by the algorithm that
+    """Return the work of the collective ``kind`` among ``size`` members, with the algorithm that
     ``table`` chooses.
 
     ``nbytes`` is the size of each member's input; for a broadcast or a scatter, of the root's.
@@ -176,15 +176,15 @@ def _halving(nbytes: int, n: int, passes: int) -> CollectiveCost:
     )
 
 
-def _whole(algorithm: Algorithm, asked: float, answered: float, n: int) -> CollectiveCost:
-    """Everything is reduced at once, ``asked`` bytes from each; a star answers with less."""
+def _whole(algorithm: Algorithm, sent: float, returned: float, n: int) -> CollectiveCost:
+    """Everything is reduced at once, ``sent`` bytes from each member; a star returns fewer."""
     if algorithm is Algorithm.STAR:
-        return _star(asked, answered, n, asked)
-    levels, total = levels_of(n), (n - 1) * asked
+        return _star(sent, returned, n, sent)
+    levels, total = levels_of(n), (n - 1) * sent
     if algorithm is Algorithm.DOUBLING:
-        frames, path = levels * n, levels * asked
+        frames, path = levels * n, levels * sent
         return CollectiveCost(algorithm, levels, frames, path, n * path, path, n * path, levels)
-    path, delays = levels * asked, 2 * _floor_log2(n)
+    path, delays = levels * sent, 2 * _floor_log2(n)
     return CollectiveCost(
         algorithm, 2 * levels, 2 * (n - 1), 2 * path, 2 * total, path, total, delays
     )
@@ -214,9 +214,9 @@ def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Collec
     return CollectiveCost(Algorithm.PAIRWISE, n - 1, n * (n - 1), total / n, total, delays=1)
 
 
-def _star(asked: float, answered: float, n: int, reduced: float = 0.0) -> CollectiveCost:
-    """``asked`` bytes from each member, ``answered`` ones to each; all pass the centre."""
-    frames, nbytes = 2 * (n - 1), (n - 1) * (asked + answered)
+def _star(sent: float, returned: float, n: int, reduced: float = 0.0) -> CollectiveCost:
+    """Each member sends ``sent`` bytes to the centre, which returns ``returned`` bytes to each."""
+    frames, nbytes = 2 * (n - 1), (n - 1) * (sent + returned)
     arithmetic = (n - 1) * reduced
     return CollectiveCost(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic, 2)
 

@@ -8,7 +8,7 @@ from transport._operands.order import relatives
 
 
 def peers_of(algorithm: Algorithm, rank: int, size: int, root: int = 0) -> list[int]:
-    """Return the members to which ``rank`` of ``size`` needs links, each once.
+    """Return the members that ``rank`` of ``size`` needs links to, each once.
 
     A star needs none in advance: only its centre has several peers, and they connect to it.
     """

@@ -26,7 +26,7 @@ _SHIPPED = Path(__file__).with_name("tuning.json")
 class TransportTuning:
     """The measurements of one transport: its cost, and thresholds by number of ranks (rising).
 
-    ``cost`` is None where other transports' costs apply. A table takes missing thresholds from
+    ``cost`` is None if other transports' costs apply. A table takes missing thresholds from
     ``DEFAULT``.
     """
 
@@ -37,7 +37,7 @@ class TransportTuning:
     def of(
         cls, thresholds: dict[str, dict[str, int]], cost: dict[str, float] | None = None
     ) -> TransportTuning:
-        """Return what JSON objects say, thresholds by number of ranks."""
+        """Return the thresholds, by number of ranks, from JSON objects."""
         tables = {int(ranks): Thresholds(**table) for ranks, table in thresholds.items()}
         if tables and min(tables) < 1:
             raise ValueError(f"thresholds are by number of ranks, got {min(tables)}")
@@ -89,7 +89,7 @@ class Tuning:
             return cls._of(**json.loads(text))
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{name} is no tuning: {error}; expected what meshlib tune writes"
+                f"{name} is not a tuning file: {error}; expected what meshlib tune writes"
             ) from error
 
     @classmethod
@@ -131,8 +131,8 @@ def from_environment() -> Tuning:
 
 
 def agree(tuning: Tuning, store: Store, rank: int) -> None:
-    """Raise ValueError when this rank would choose algorithms otherwise than others do, who would
-    then wait for each other in vain.
+    """Raise ValueError when this rank would choose other algorithms than the others: the ranks
+    would then wait for each other in vain.
     """
     own = f"{tuning.fingerprint} {rank} {tuning.source}".encode()
     first, _, text = store.compare_set("tuning", b"", own).decode().partition(" ")

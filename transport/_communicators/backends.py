@@ -69,9 +69,11 @@ _MPI = "transport._mpi"
 _ENTRIES: dict[str, BackendEntry] = {
     entry.name: entry
     for entry in (
-        BackendEntry("auto", "transport._auto:choose"),
+        BackendEntry("auto", "transport._hierarchical.auto:choose"),
         BackendEntry(
-            "inproc", "transport._inproc:InprocCommunicator", alone="transport._inproc:make_alone"
+            "inproc",
+            "transport._inproc.communicator:InprocCommunicator",
+            alone="transport._inproc.communicator:make_alone",
         ),
         BackendEntry(FAKE, "transport._fake:FakeCommunicator"),
         BackendEntry("shm", "transport._shm:ShmCommunicator"),

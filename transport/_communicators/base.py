@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorAbortedError
 from transport._operands.flat import Scratch, part_bounds
@@ -134,8 +134,8 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         return shared
 
     def check_peer(self, peer: int) -> None:
-        """Raise ``PeerLostError`` if waiting for what ``peer`` writes to shared memory is in vain,
-        and as ``check_open`` does.
+        """Raise ``PeerLostError`` if waiting for what ``peer`` writes to shared memory is
+        pointless, and as ``check_open`` does.
         """
         self.check_open()
 
@@ -147,7 +147,7 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         Each member gets everybody's part of some elements, and returns everybody's prefixes. Each
         sends twice the bytes of its buffer at most, however many members there are.
         """
-        data = cast(Flat, buffer)  # transports of device memory go by way of the host
+        data = cast(Flat, buffer)  # transports of device memory go via the host
         scaled = op.kind is RedOpType.PREMUL_SUM
         given = Operand(Scratch(), op, data.dtype).load(data, 0, data.size) if scaled else data
         parts = [part_bounds(data.size, self.size, member) for member in range(self.size)]
@@ -186,7 +186,7 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         """
 
     def lose(self, peer: int, reason: str) -> None:
-        """Be told that member ``peer`` has left the job: what it sent is all that comes from it.
+        """Note that member ``peer`` has left the job: what it sent is all that comes from it.
 
         A receive that only it could still satisfy raises ``PeerLostError`` with ``reason``. Any
         thread; collectives notice by themselves when a channel closes.
@@ -206,10 +206,10 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         return None
 
     def message_rings(self) -> tuple[Any, ...] | None:
-        """Return what compiled code needs to send and receive here by itself; None: it cannot.
+        """Return the rings with which compiled code sends and receives by itself, or None.
 
-        That is a list of the ends to each member, one of those from each (None: not now), and four
-        collections that are empty while messages may be taken.
+        The tuple begins with a list of the ends to each member, and a list of the ends from each
+        (None: not now). Four collections follow, which are empty while messages may be taken.
         """
         return None
 
@@ -229,7 +229,7 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         return False
 
     def left_over(self) -> list[str]:
-        """Say which messages have come that nobody received: "2 from rank 1 under tag 7"."""
+        """Name the messages that lie here unreceived: "2 from rank 1 under tag 7"."""
         return []
 
     @abstractmethod
@@ -238,7 +238,7 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         peers.
 
         These calls and all later ones raise ``CommunicatorAbortedError`` with ``reason``; peers may
-        raise ``PeerLostError``. Any thread; idempotent; never blocks.
+        raise ``PeerLostError``. Thread-safe; idempotent; never blocks.
         """
 
     @abstractmethod

@@ -55,7 +55,7 @@ class Runtime:
             return cast(C, self._shared[key])
 
     def note_once(self, text: str) -> bool:
-        """Return True at the first call with ``text``: for what the user is told once."""
+        """Return True at the first call with ``text``: for messages that are shown once."""
         with self._lock:
             first = text not in self._noted
             self._noted.add(text)
@@ -76,9 +76,9 @@ class Membership:
     """One rank's place in one group: all that a transport needs to make a communicator.
 
     ``group`` is unique in the job and equal on all members; ``store`` already has it as a prefix.
-    For messages, ``ranks`` has the members' global ranks by group rank. ``places`` says where the
-    members run (empty: unknown). Between hosts, large reductions travel in the form
-    ``compression``, the same on all members (None: uncompressed).
+    ``ranks`` has the members' global ranks by group rank, for messages. ``places`` has the members'
+    places, or is empty if they are unknown. Between hosts, large reductions are compressed as
+    ``compression`` says, which is the same on all members (None: uncompressed).
     """
 
     group: str
@@ -95,8 +95,8 @@ class Membership:
         return len(self.ranks)
 
     def describe(self, peer: int) -> str:
-        """Return what messages call the member ``peer`` (a group rank): its global rank, and the
-        group rank where that is another number.
+        """Return the name of the member ``peer`` (a group rank) in messages: its global rank, and
+        the group rank if that differs.
         """
         rank = self.ranks[peer]
         return f"rank {rank}" if rank == peer else f"rank {rank} (rank {peer} of the group)"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import (
     CommunicatorAbortedError,
@@ -17,8 +17,8 @@ from transport._errors import (
 from transport._store.base import Store
 
 T = TypeVar("T")
-# After this time, asking the store for the missing members is worth its requests.
-_PATIENCE_SECONDS = 0.2
+# A wait that takes longer is worth a second request, which finds out who is missing.
+_FIRST_WAIT_SECONDS = 0.2
 
 
 class PeerKeys:
@@ -38,7 +38,7 @@ class PeerKeys:
         self._cancelled: str | None = None
 
     def read(self, key: str, peer: int, call: Call) -> bytes:
-        """Return what ``peer`` writes under ``key``."""
+        """Return the value that ``peer`` writes under ``key``."""
         return self.read_all(lambda _peer: key, [peer], call)[peer]
 
     def read_all(
@@ -57,8 +57,8 @@ class PeerKeys:
 
         def wait(client: Store) -> list[bytes]:
             try:
-                patience = min(_PATIENCE_SECONDS, call.deadline.remaining())
-                return client.multi_get(keys, patience)
+                first_wait = min(_FIRST_WAIT_SECONDS, call.deadline.remaining())
+                return client.multi_get(keys, first_wait)
             except StoreTimeoutError as error:
                 call.waiting_for = missing(error)
                 return client.multi_get(keys, call.deadline.remaining())

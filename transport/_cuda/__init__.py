@@ -1,8 +1,8 @@
-"""Buffers in device memory: what they are, the driver beneath them, and their transports.
+"""Buffers in device memory, the driver beneath them, and their transports.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/gpu.md``.
+Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/run/gpu.md``.
 """
 
 from transport._cuda.completion import Completion

@@ -1,6 +1,6 @@
 """The end of a call on a device.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from transport._calls.header import CallHeader
 from transport._cuda.driver import Driver
-from transport._deadline import Deadline
-from transport._header import CallHeader
-from transport._interrupts import next_slice
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import next_slice
+from transport._waiting.spinning import Pauses
 
 _PAUSES = 20e-6, 1e-3
 
@@ -58,9 +58,9 @@ class Completion:
     def explain_by(self, explain: Callable[[Exception, CallHeader | None], Exception]) -> None:
         """Raise ``explain(error, at_fault)`` in the place of the ``error`` that ``fail`` gave."""
         self._explain = explain
-        self.tell()
+        self.report_failure()
 
-    def tell(self) -> None:
+    def report_failure(self) -> None:
         """Explain a failure now, before a thread asks: other members wait for the report."""
         if self._failure is not None and self._explain is not None:
             self._explain(self._failure, self._at_fault)

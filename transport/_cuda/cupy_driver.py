@@ -1,6 +1,6 @@
-"""The driver for CUDA, by way of CuPy's runtime interface.
+"""The driver for CUDA, via CuPy's runtime interface.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Loaded only where CuPy is installed; see ``transport/_cuda/driver.py`` for the contract.
 """

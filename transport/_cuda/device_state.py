@@ -1,6 +1,6 @@
 """The state of every communicator on device memory: memory, one device, a stream, completions.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.completion import Completion
 from transport._cuda.driver import CudaEvent, DeviceMemory, Driver

@@ -1,6 +1,6 @@
 """The operations of a GPU that the transports of device memory need, as one narrow interface.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 ``CupyDriver`` implements it for CUDA. The tests have another driver: its device memory is the
 host's, and its streams are threads that can be delayed. The same protocol code runs over both.
@@ -31,7 +31,7 @@ class CudaEvent(Protocol):
         ...
 
     def query(self) -> bool:
-        """True if the moment has come. Raises DistBackendError when the device failed."""
+        """True if the moment has arrived. Raises DistBackendError when the device failed."""
         ...
 
 
@@ -147,7 +147,7 @@ class Driver(Protocol):
         """Reduce ``count`` elements at each address of ``inputs`` into ``out``, in this order.
 
         ``out`` may be one of them. Small floats are reduced in float32 and rounded once; AVG
-        divides by the number of inputs. PREMUL_SUM is no op of this method: see ``scale``.
+        divides by the number of inputs. PREMUL_SUM is not an op of this method: see ``scale``.
         """
         ...
 
@@ -169,7 +169,7 @@ class Driver(Protocol):
         ...
 
     def process_id(self) -> int:
-        """Return what differs between processes of one host: memory is shared among these."""
+        """Return an id that differs between processes of one host, among which memory is shared."""
         ...
 
     def keep(self, memory: object) -> None:

@@ -1,6 +1,6 @@
 """A flat typed buffer in device memory, and how work on it is ordered.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 A call on such buffers is only put on a stream, and goes on after it returned. It begins after all
 work that the array's own stream had when the call was issued (``StreamOrder.begin``). Later work
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._cuda.completion import Completion
 from transport._cuda.driver import CudaEvent, Driver
 

@@ -1,6 +1,6 @@
 """The source of the kernels: reducing several buffers into one, scaling, and flags.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 One module for each dtype, compiled by NVRTC at the first use. No header is included, since NVRTC
 finds none on many machines: the conversions of 16-bit floats are written out.

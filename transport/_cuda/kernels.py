@@ -1,6 +1,6 @@
 """The kernels, compiled and launched through CuPy, on its current stream.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls on device memory through the host: pinned buffers and a transport for the CPU.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 This works whatever the GPUs and their drivers can do among themselves. Large calls are cut into
 chunks. While the transport works on one chunk, the next one comes from the device and the last one
@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.backends import CommunicatorFactory, over_tcp
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
@@ -309,7 +309,7 @@ class StagedCommunicator(DeviceCommunicator):
 
 
 def _load(stream: DeviceStream, step: Sequence[_StagedPiece], host: Sequence[Flat]) -> CudaEvent:
-    """Bring what is to be loaded to the host; return the moment when it is there."""
+    """Copy the data to load to the host; return the moment when it is there."""
     for part, flat in zip(step, host, strict=True):
         if part.load and flat.size:
             stream.driver.copy_to_host(flat, part.flat.pointer, stream.handle)
@@ -323,5 +323,5 @@ def _pinned(stream: DeviceStream, flat: DeviceFlat) -> Flat:
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> StagedCommunicator:
-    """Make a communicator that goes by way of the host and the transport ``cpu``."""
+    """Make a communicator that goes via the host and the transport ``cpu``."""
     return StagedCommunicator(membership, cpu(membership))

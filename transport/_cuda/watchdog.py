@@ -1,6 +1,6 @@
 """A thread that checks the deadlines and errors of calls under way on a device.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader
 from transport._cuda.completion import Completion
 from transport._errors import (
     CommunicatorAbortedError,
@@ -18,8 +19,7 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
-from transport._header import CallHeader
-from transport._interrupts import Condition
+from transport._waiting.interrupts import Condition
 
 _SECONDS = 0.02
 _IDLE_SECONDS = 5.0
@@ -109,7 +109,7 @@ class DeviceWatchdog:
                 failed = self.fail(*found)
                 with suppress(DistError):  # every call raises the first error
                     self._on_error(found[0])
-                tell_one(failed)
+                report_first_failure(failed)
             with self._changed:
                 if self._calls and not self._closed:
                     self._changed.wait(_SECONDS)
@@ -153,8 +153,8 @@ class DeviceWatchdog:
             return error, header
 
 
-def tell_one(completions: Iterable[Completion]) -> None:
+def report_first_failure(completions: Iterable[Completion]) -> None:
     """Explain the failure of the first call: that breaks its group on all members."""
     first = next(iter(completions), None)
     if first is not None:
-        first.tell()
+        first.report_failure()

@@ -1,6 +1,6 @@
 """Collectives of ranks on one host whose GPUs read each other's memory.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from transport._cuda_ipc.communicator import CudaIpcCommunicator, make_communicator

@@ -1,6 +1,6 @@
 """Collectives by kernels that read the peers' memory, on one host, GPUs shared or not.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Members exchange offers on the host (``offers.py``); everything else happens on their streams. In
 its device memory, each member has a counter for each member. A step raises this member's counter at
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.backends import CommunicatorFactory, over_tcp
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership

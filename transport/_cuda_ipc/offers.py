@@ -1,6 +1,6 @@
 """Offers: before a call, members tell each other which memory to read.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 A handle names an allocation, and an array is a part of one, so an offer is a handle, an offset and
 a size. The offers travel on the host, by a collective of the CPU's transport. Its frames carry the
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.driver import Driver
 from transport._cuda.flat import DeviceFlat
@@ -173,7 +173,7 @@ class Offers:
 
     @property
     def crowded(self) -> bool:
-        """True if so many mappings are open that ``trim`` is due."""
+        """True if enough mappings are open that ``trim`` should be called."""
         return len(self._opened) > _OPEN_AT_MOST
 
     def trim(self) -> None:

@@ -1,6 +1,6 @@
 """Symmetric memory on devices: allocations whose handles the members have exchanged.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 A segment has one number and one capacity on all members. Memory inside it is named by number and
 offset, without asking the driver. A segment is used again once it is free on all members: each
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda.driver import CudaEvent, DeviceMemory, Driver
 from transport._errors import DistBackendError
@@ -26,7 +26,7 @@ from transport._errors import DistBackendError
 # Handle (CUDA's have 64 bytes) and its length; offset, address, process; whether it can be shared;
 # the free ones among the first segments, as bits.
 _RECORD = struct.Struct("<64sIQQQ?32s")
-_TOLD = 256
+_COMPARED = 256
 _SMALL, _LARGE = 512, 2 << 20
 
 
@@ -114,10 +114,10 @@ class Segments:
 
     def _free(self) -> list[int]:
         with self._lock:
-            told = list(enumerate(self._segments[:_TOLD]))
+            compared = list(enumerate(self._segments[:_COMPARED]))
         return [
             number
-            for number, segment in told
+            for number, segment in compared
             if not segment.in_use and (segment.last_use is None or segment.last_use.query())
         ]
 
@@ -126,7 +126,7 @@ class Segments:
 
         A new one is allocated before its need is known, which saves a second exchange.
         """
-        bits = np.zeros(_TOLD, np.uint8)
+        bits = np.zeros(_COMPARED, np.uint8)
         bits[free] = 1
         spare = any(self._segments[number].capacity == capacity for number in free)
         memory = None if spare else self._driver.allocate(capacity, self._device)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
@@ -29,8 +29,8 @@ class TwoLevels(Copies, Reductions):
 class HierarchicalCommunicator(TwoLevels, Communicator):
     """Collectives and messages inside each host by ``near``, between hosts by ``far``.
 
-    ``near`` connects the members on this host. It is None where they share no memory, or where
-    there is one only. ``far`` connects all members. Messages from everybody arrive in its mailbox.
+    ``near`` connects the members on this host. It is None if they share no memory, or where there
+    is one only. ``far`` connects all members. Messages from everybody arrive in its mailbox.
     ``placement`` has several members on some host, or several hosts at some of several sites.
 
     Where hosts have sites (``MESHLIB_SITE``), there are three levels: a site is to the others what
@@ -101,7 +101,7 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
     # Point to point.
 
     def _towards(self, peer: int | None) -> Communicator:
-        """Return what carries messages between this rank and ``peer`` (None: any member)."""
+        """Return the communicator for messages with ``peer`` (None: any member)."""
         near = self._near
         return self._far if near is None or peer not in self._neighbours else near
 
@@ -115,7 +115,7 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
         return self._towards(src).recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
-        # Not by way of the memory, which knows nothing of what is on its way by TCP.
+        # Not via the memory, which knows nothing of what is on its way by TCP.
         self._towards(peer).lose(peer, reason)
 
     def message_rings(self) -> tuple[object, ...] | None:

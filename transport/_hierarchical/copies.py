@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from transport._algorithms import pairwise as pairs
-from transport._call import Call
+from transport._calls.call import Call
 from transport._hierarchical.levels import Levels
 from transport._link import Link, wait_all
 from transport._operands.flat import as_bytes, part_bounds, segments_of

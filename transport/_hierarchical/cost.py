@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transport._calls.header import Kind
 from transport._choosing.choice import Algorithm, Thresholds
 from transport._choosing.cost import Cost, work_of
-from transport._header import Kind
 
 _STEPS_INSIDE = 2
 """A collective in shared memory waits twice: all are there; all have what they need."""
@@ -60,7 +60,7 @@ class CollectivePhase:
 
 
 def phases(kind: Kind, nbytes: int, shape: Shape) -> list[CollectivePhase]:
-    """Return what the hierarchical transport does one after the other for a large call.
+    """Return the successive stages of the hierarchical transport for a large call.
 
     The slices that cross the network share a network card: together they take as long as the whole
     between one member of each host, which is what is returned.

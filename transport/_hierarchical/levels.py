@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from transport._algorithms.alone import Alone
 from transport._algorithms.collectives import LinkCollectives
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import BufferCollectives
 from transport._hierarchical.hosts import MembersByHost
@@ -58,7 +58,7 @@ class Levels(BufferCollectives):
 
     ``whole`` connects all members. Those on this host are connected by ``near``, if it is given:
     by shared memory. Where a host stands for a site, they are connected on two levels again. Data
-    is cut into slices, and slice s crosses the network between the members who are number s on
+    is cut into slices, and slice s crosses the network between the members that are number s on
     their host; this rank is number ``index`` of ``local`` on ``host``.
     """
 

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._hierarchical import sums
 from transport._hierarchical.levels import Levels, Selection
 from transport._operands.flat import part_bounds, segments_of

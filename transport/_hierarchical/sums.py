@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from transport._algorithms.compressed import compresses
-from transport._call import Call
+from transport._calls.call import Call
 from transport._hierarchical.levels import Levels, Selection
 from transport._operands.flat import part_bounds
 from transport._operands.operand import store

@@ -56,7 +56,7 @@ class LaunchEnvironment(ABC):
     """An engine, recognised by the variables that it sets.
 
     ``name`` is for messages, ``key`` for ``MESHLIB_LAUNCHER``. Both questions raise
-    LaunchEnvironmentError for a value that is no number, and for an answer that would make a
+    LaunchEnvironmentError for a value that is not a number, and for an answer that would make a
     wrong world.
     """
 
@@ -72,7 +72,8 @@ class LaunchEnvironment(ABC):
         return None
 
     def hint(self, variables: Variables) -> str:
-        """Return why a process that shows signs of this engine is no rank of its; else ``""``."""
+        """Return why a process that shows signs of this engine is not a rank of its; else
+        ``""``."""
         return ""
 
 
@@ -84,7 +85,7 @@ def derived_port(job: str) -> int:
 def number_in(variables: Variables, name: str) -> int | None:
     """Return the number that the variable ``name`` holds, None when it is not set or empty.
 
-    Raises LaunchEnvironmentError for what is no number.
+    Raises LaunchEnvironmentError for a value that is not a number.
     """
     text = variables.get(name)
     if not text:

@@ -38,7 +38,7 @@ KNOWN: tuple[LaunchEnvironment, ...] = (
 
 
 def detect(variables: Variables | None = None) -> RankPlace:
-    """Return what this process's launcher says; nothing, under the name "no launcher", without one.
+    """Return the settings from this process's launcher; empty, named "no launcher", without one.
 
     MASTER_ADDR and MASTER_PORT, where set, are stronger than what a launcher implies, and
     ``MESHLIB_LAUNCHER`` names the only one to be asked; ``none`` makes a world of one. Raises
@@ -48,7 +48,7 @@ def detect(variables: Variables | None = None) -> RankPlace:
     chosen = chosen_launcher(variables)
     if chosen == NONE:
         return RankPlace(f"{environment.LAUNCHER}={NONE}", 0, 1, 0, 1)
-    found = (engine.place(variables) for engine in _asked(chosen))
+    found = (engine.place(variables) for engine in _candidates(chosen))
     place = next((place for place in found if place is not None), None)
     if place is None:
         _require_unchosen(chosen, variables, "a rank")
@@ -79,7 +79,7 @@ def detect_nodes(variables: Variables | None = None) -> Iterator[NodePlace]:
     if chosen == NONE or variables.get(environment.RUN_ID):
         return
     found = False
-    for engine in _asked(chosen):
+    for engine in _candidates(chosen):
         place = engine.node(variables)
         if place is not None:
             found = True
@@ -101,7 +101,7 @@ def hints(variables: Variables) -> str:
 
 
 def chosen_launcher(variables: Variables) -> str | None:
-    """Return what ``MESHLIB_LAUNCHER`` names, None when it is not set."""
+    """Return the launcher that ``MESHLIB_LAUNCHER`` names, or None if it is not set."""
     key = variables.get(environment.LAUNCHER, "").strip().lower()
     if not key:
         return None
@@ -114,13 +114,13 @@ def chosen_launcher(variables: Variables) -> str | None:
     return key
 
 
-def _asked(chosen: str | None) -> list[LaunchEnvironment]:
+def _candidates(chosen: str | None) -> list[LaunchEnvironment]:
     return [engine for engine in KNOWN if chosen in (None, engine.key)]
 
 
 def _require_unchosen(chosen: str | None, variables: Variables, what: str) -> None:
     if chosen is not None:
-        engine = _asked(chosen)[0]
+        engine = _candidates(chosen)[0]
         why = engine.hint(variables) or f"its variables are not in the environment of {what}"
         raise LaunchEnvironmentError(
             f"{environment.LAUNCHER} is {chosen}, and {engine.name} has not started this process"

@@ -1,7 +1,7 @@
 """Slurm: each task of a step is a rank, or a node's agent.
 
 Only a step's variables count. A batch script and a shell in an allocation have ``SLURM_PROCID=0``
-and ``SLURM_NTASKS`` too, and are no task; what ssh has carried elsewhere is incomplete.
+and ``SLURM_NTASKS`` too, but are not tasks; variables that ssh carries elsewhere are incomplete.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from transport._launch_environments.base import (
 from transport._net import LOOPBACK
 
 _SPECIAL_STEPS = 0xFFFFFFF0
-"""From here on a step's number is Slurm's name for what is no step: an interactive shell, a batch
-script (``slurm.h``: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT)."""
+"""Step numbers from here on do not number steps, but mean an interactive shell or a batch script
+(``slurm.h``: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT)."""
 _COMMAND = "srun --ntasks-per-node=1 meshrun ..."
 
 
@@ -89,7 +89,7 @@ class Slurm(LaunchEnvironment):
         return (
             f"some of Slurm's variables are set ({', '.join(found) or 'none of a task'}), but not"
             " those of a task that srun has started (SLURM_STEP_ID and SLURM_STEP_NODELIST)."
-            " A batch script, a shell in an allocation and an ssh session are no ranks."
+            " A batch script, a shell in an allocation and an ssh session are not ranks."
             " Expected srun python ..."
         )
 
@@ -107,7 +107,7 @@ class Slurm(LaunchEnvironment):
         for name in ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"):
             if not variables.get(name):
                 raise LaunchEnvironmentError(
-                    f"this process has SLURM_STEP_ID={step} and no {name}. So it is no task of"
+                    f"this process has SLURM_STEP_ID={step} and no {name}. So it is not a task of"
                     " Slurm's step; ssh may have carried the variables there. Expected"
                     " srun python ..., or MESHLIB_LAUNCHER=none to run it alone"
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transport._algorithms.alone import Alone
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._links.messaging import MessagingCommunicator
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from transport._algorithms.collectives import LinkCollectives
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._link import Request, wait_all

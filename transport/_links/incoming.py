@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from transport._call import Call
-from transport._header import CallHeader
-from transport._interrupts import Condition
+from transport._calls.call import Call
+from transport._calls.header import CallHeader
 from transport._operands.reduce_op import Flat
+from transport._waiting.interrupts import Condition
 
 
 @dataclass(slots=True, eq=False)

@@ -18,21 +18,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from transport._call import Call
-from transport._codes import dtype_code, dtype_name
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code, dtype_name
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._interrupts import Condition
 from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition
 
 DEFAULT_LIMIT = 8 << 20
 
@@ -79,7 +79,7 @@ class Mailbox:
         return self._arriving > 0
 
     def left_over(self) -> list[str]:
-        """Say which messages came that nobody has received: "2 from rank 1 under tag 7"."""
+        """Name the messages that lie here unreceived: "2 from rank 1 under tag 7"."""
         with self._lock:
             return [
                 f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
@@ -117,7 +117,7 @@ class Mailbox:
                 self._count_waiters(-1)
 
     def try_begin(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage | None:
-        """Announce a message as ``begin`` does, or return None where that would block."""
+        """Announce a message as ``begin`` does, or return None if that would block."""
         with self._lock:
             return self._begin(src, header, nbytes)
 
@@ -225,8 +225,9 @@ class Mailbox:
         return self._store(src, header, nbytes) if self._has_room(src, nbytes) else None
 
     def _stir(self) -> None:
-        """Be told that something has changed for a receive that waits. For those who extend this
-        class, and wait in other ways than on ``PendingReceive.wake``.
+        """Note that something has changed for a waiting receive.
+
+        For subclasses whose threads do not wait on ``PendingReceive.wake``.
         """
 
     def _match(self, src: int, tag: int) -> PendingReceive | None:
@@ -302,7 +303,7 @@ class Mailbox:
         return incoming
 
     def _release(self, incoming: IncomingMessage) -> None:
-        """Free what a stored message took."""
+        """Free the memory of a stored message."""
         self._stored[incoming.src] -= incoming.buffer.nbytes
         self._note_room()
 
@@ -352,7 +353,7 @@ class Mailbox:
             self._arriving -= 1
 
     def _give_up(self, receive: PendingReceive) -> None:
-        """Take a receive back, with its buffer, unless that is done. Lets go of the lock for a
+        """Take a receive back, with its buffer, unless that is done. Releases the lock for a
         moment.
         """
         if receive in self._receives:

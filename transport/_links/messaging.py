@@ -1,10 +1,10 @@
-"""Point to point over a mailbox: what communicators with messages of this form have in common."""
+"""Point-to-point calls over a mailbox: the base of communicators that have one."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._errors import PeerLostError

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from contextlib import suppress
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, DistStoreError, PeerLostError
@@ -28,7 +28,7 @@ class MpiCommunicator(LinkCommunicator):
     and no rank outside. ``abort`` wakes this rank; MPI has no channel that could be broken, so
     peers learn from the job's log of events.
 
-    That news may overtake messages. So a leaving rank writes into the store how many messages it
+    Those events may overtake messages. So a leaving rank writes into the store how many messages it
     has sent to each member, and counts as lost only when these have arrived.
     """
 
@@ -94,6 +94,6 @@ class MpiCommunicator(LinkCommunicator):
 
 
 def make_alone(membership: Membership) -> AloneCommunicator:
-    """Make the communicator of a group of one, whose process must have joined MPI as well."""
+    """Make the communicator of a group of one; its process must have joined MPI as well."""
     joined()
     return AloneCommunicator(membership)

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from transport._calls.header import CallHeader
 from transport._communicators.runtime import Membership
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
-from transport._header import CallHeader
-from transport._interrupts import Condition
 from transport._links.mailbox import Mailbox
 from transport._mpi.library import MpiProcess, wait
 from transport._mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition
+from transport._waiting.spinning import Pauses
 
 _PAUSES = 50e-6, 1e-3
 
@@ -69,19 +69,19 @@ class MpiInbox:
                 self._wanted += Counter()  # drops those that nobody wants
 
     def lose(self, src: int, sent: int, error: PeerLostError) -> None:
-        """Be told that member ``src`` has left, after ``sent`` messages to this one in all.
+        """Note that member ``src`` has left, after ``sent`` messages to this one in all.
 
-        Once they are taken, the mailbox is told ``error``.
+        Once all are received, the mailbox fails with ``error``.
         """
         with self._changed:
             self._leaving.setdefault(src, (sent, error))
-        self._lose_if_all_came(src)
+        self._lose_if_all_received(src)
 
-    def _lose_if_all_came(self, src: int) -> None:
+    def _lose_if_all_received(self, src: int) -> None:
         with self._changed:
             sent, error = self._leaving.get(src, (math.inf, None))
-            all_came = self._taken[src] >= sent
-        if error is not None and all_came:
+            all_received = self._taken[src] >= sent
+        if error is not None and all_received:
             self._mailbox.fail(src, error)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class MpiInbox:
         incoming.complete()
         with self._changed:
             self._taken[sender] += 1
-        self._lose_if_all_came(sender)
+        self._lose_if_all_received(sender)
         return True
 
     def _fill(self, memory: memoryview, source: int) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from transport._deadline import Deadline
 from transport._errors import DistBackendError
-from transport._interrupts import next_slice
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import next_slice
+from transport._waiting.spinning import Pauses
 
 Requests = Sequence[Any]
 # MPI only knows waits that burn a core: we ask, first in turn with other threads, then ever rarer.

@@ -11,8 +11,8 @@ import struct
 from collections import deque
 from typing import Any
 
-from transport._call import Call
-from transport._header import HEADER_BYTES, CallHeader
+from transport._calls.call import Call
+from transport._calls.header import HEADER_BYTES, CallHeader
 from transport._link import Link, OnPiece, Request, waited_for, wrong_frame
 from transport._links.communicator import LinkCommunicator
 from transport._mpi.library import MpiProcess, wait
@@ -86,7 +86,7 @@ class MpiLink(Link):
         self._check = group.check_open
         self._head = HeadRoom()
         self._posted: list[_MpiSend] = []
-        self._coming: deque[_MpiReceive] = deque()
+        self._receives: deque[_MpiReceive] = deque()
 
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _MpiSend:
         del tag  # frames leave in the same order on all members, as no peer is distant
@@ -100,7 +100,7 @@ class MpiLink(Link):
     def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _MpiReceive:
         del tag
         received = _MpiReceive(self, call, into)
-        self._coming.append(received)
+        self._receives.append(received)
         return received
 
     def finish_send(self, call: Call, frame: MpiFrame) -> None:
@@ -111,10 +111,10 @@ class MpiLink(Link):
         """Receive the frames that were posted, up to the one that is awaited."""
         try:
             while not awaited.done:
-                first = self._coming[0]
+                first = self._receives[0]
                 self._receive(first.call, first.into, on_piece if first is awaited else None)
                 first.done = True
-                self._coming.popleft()
+                self._receives.popleft()
         finally:
             if not awaited.done:
                 self.withdraw()
@@ -125,7 +125,7 @@ class MpiLink(Link):
             if not request.done:
                 request.frame.abandon()
         self._posted.clear()
-        self._coming.clear()
+        self._receives.clear()
 
     def _receive(self, call: Call, into: memoryview, on_piece: OnPiece | None) -> None:
         self._check()

@@ -45,16 +45,16 @@ def load(name: str, package: str) -> tuple[ModuleType | None, str | None]:
 
 
 def _why_not_built(name: str, package: str) -> str:
-    """Return the cause, which the build has left if there was one, and the mend."""
+    """Return the cause, which a failed build has left, and advice."""
     folder = Path(*import_module(package).__path__)
     others = [path.name for path in folder.glob(f"{name}.*.so")]
     if others:
         return f"it was built for another Python ({', '.join(others)}); {_AGAIN} for this one"
     try:
-        told = pkgutil.get_data(__name__, "_core.txt")
+        recorded = pkgutil.get_data(__name__, "_core.txt")
     except OSError:
         return f"it was never built; {_AGAIN}, with a C compiler and Python's headers"
-    reason = (told or b"").decode(errors="replace").strip()
+    reason = (recorded or b"").decode(errors="replace").strip()
     mend = "without that"
     if not reason.startswith(environment.NATIVE):
         mend = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"

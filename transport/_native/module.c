@@ -1,7 +1,7 @@
 /* The module transport._native._core. */
 #include "binding/api.h"
 
-/* measure_group(size, block): the bytes of the memory that so many members share, and of a block (0: chosen). */
+/* measure_group(size, block): the bytes of memory that `size` members share, and of a block (0: chosen). */
 static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
     int size;
     unsigned long long block;
@@ -49,7 +49,7 @@ static PyMethodDef functions[] = {{"crc32c", crc32c, METH_VARARGS, NULL},
                                   {"allocate", allocate, METH_VARARGS, NULL},
                                   {"measure_inbox", measure_inbox, METH_VARARGS, NULL},
                                   {"create_inbox", create_inbox, METH_VARARGS, NULL},
-                                  {"listen_to", listen_to, METH_VARARGS, NULL},
+                                  {"await_inbox", await_inbox, METH_VARARGS, NULL},
                                   {"wake_inbox", wake_inbox, METH_VARARGS, NULL},
                                   {"read_wakeup", read_wakeup, METH_O, NULL},
                                   {"update_window", update_window, METH_VARARGS, NULL},

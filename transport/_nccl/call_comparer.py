@@ -1,6 +1,6 @@
 """Compares the members' calls on the host, behind the calls.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 NCCL compares nothing: members that disagree hang, or write to wrong places. Here each member posts
 the header of each call as it makes it. A thread exchanges the posted headers over a CPU
@@ -21,19 +21,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import HEADER_BYTES, NO_ROOT, CallHeader, Kind
 from transport._communicators.base import Communicator
 from transport._cuda.completion import Completion
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistError,
     HeaderMismatchError,
 )
-from transport._header import HEADER_BYTES, NO_ROOT, CallHeader, Kind
-from transport._interrupts import Condition
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition
 
 _BATCH = 16
 _BLOCK_BYTES = 8 + _BATCH * HEADER_BYTES
@@ -105,7 +105,7 @@ class CallComparer:
             return self._changed.wait_for(lambda: not self._open or self._ended, seconds)
 
     def abort(self, reason: str) -> None:
-        """Stop comparing. Any thread; idempotent; never blocks."""
+        """Stop comparing. Thread-safe; idempotent; never blocks."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -1,6 +1,6 @@
 """Collectives by NCCL, on a stream of the group's own.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.backends import CommunicatorFactory, over_tcp
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
@@ -274,7 +274,7 @@ class NcclCommunicator(DeviceCommunicator):
             fallback.abort(str(error))
         self._connection.end(error)
         if entry.completion is not None:
-            entry.completion.tell()
+            entry.completion.report_failure()
 
     # The implementation.
 
@@ -283,7 +283,7 @@ class NcclCommunicator(DeviceCommunicator):
         with self._lock:
             self._connection.check_open(call)
             for peer, reason in self._lost.items():
-                # The lost member has left; its kernels will not come.
+                # The lost member has left and will launch no kernels.
                 raise PeerLostError(f"{call.header}: {reason}", peer)
             if self._comparer is None:
                 self._comparer = CallComparer(self._make_channel(), self._on_mismatch)

@@ -1,6 +1,6 @@
 """One member's NCCL communicator: connecting, using, aborting.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 NCCL lets one thread at a time use a communicator. Another thread may abort it at any moment, and
 the abort frees its memory. So each use holds a lock, for which an abort waits. It does not wait for
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._cuda.device_state import DeviceStream, check_device_of_group
@@ -25,9 +25,9 @@ from transport._errors import (
     DistBackendError,
     DistError,
 )
-from transport._interrupts import next_slice
 from transport._nccl.library import NcclComm, NcclLibrary
 from transport._nccl.meeting import meet
+from transport._waiting.interrupts import next_slice
 
 _SLICE_SECONDS = 0.05
 _IN_USE_SECONDS = 1.0
@@ -194,7 +194,7 @@ class NcclConnection:
             raise CommunicatorAbortedError(reason)
 
     def abort(self, reason: str) -> None:
-        """End all work. Any thread; idempotent; never blocks."""
+        """End all work. Thread-safe; idempotent; never blocks."""
         with self._lock:
             first = self.abort_reason is None
             if first:

@@ -1,6 +1,6 @@
 """The few functions of NCCL that are used, and who provides them.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 ``nccl4py`` (NVIDIA's own) is preferred where it is installed; CuPy's ``cupy.cuda.nccl``, which its
 maintainers want to give up, is the other one. Both take plain addresses, counts, NCCL's codes and
@@ -84,15 +84,15 @@ class NcclComm(Protocol):
         ...
 
     def async_error(self) -> str | None:
-        """Return what went wrong since, or None."""
+        """Return an error that occurred in the background, or None."""
         ...
 
     def abort(self) -> None:
-        """End all work under way and let go of the communicator. May block; from any thread."""
+        """End all work under way and release the communicator. May block; from any thread."""
         ...
 
     def destroy(self) -> None:
-        """Let go of the communicator, on which no work is under way."""
+        """Release the communicator, on which no work is under way."""
         ...
 
 
@@ -109,7 +109,7 @@ class NcclLibrary(Protocol):
         ...
 
     def unique_id(self) -> bytes:
-        """Return what names a new communicator."""
+        """Return a new communicator's unique id."""
         ...
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
@@ -183,7 +183,7 @@ class _Nccl4PyComm:
         self._comm = comm
 
         def of(function: Any) -> Any:
-            """Return what gives ``function`` the communicator as well, before the stream."""
+            """Return ``function`` with the communicator as its argument before the stream."""
 
             def call(*arguments: Any) -> None:
                 function(*arguments[:-1], comm, arguments[-1])
@@ -228,7 +228,7 @@ class Nccl4Py:
         self.errors = (self._bindings.NCCLError,)
 
     def unique_id(self) -> bytes:
-        """Return what names a new communicator."""
+        """Return a new communicator's unique id."""
         return bytes(self._core.get_unique_id())
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
@@ -256,7 +256,7 @@ def load_nccl() -> NcclLibrary:
             return library
     raise DistBackendError(
         f"backend 'nccl' found no NCCL that it can use ({'; '.join(reasons)}). Install one with"
-        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or let the arrays travel by way of"
+        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or let the arrays travel via"
         " the host with backend 'cuda:staged'"
     )
 

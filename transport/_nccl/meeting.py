@@ -1,6 +1,6 @@
 """Exchanging hosts, GPUs and the unique id before NCCL connects.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._cuda.driver import Driver
@@ -45,8 +45,8 @@ def meet(
         store.set(f"id/{turn}", library.unique_id())
     store.set(f"place/{turn}/{rank}", json.dumps(me))
     members = range(membership.size)
-    said = keys.read_all(lambda peer: f"place/{turn}/{peer}", members, call)
-    places = [json.loads(said[peer]) for peer in members]
+    written = keys.read_all(lambda peer: f"place/{turn}/{peer}", members, call)
+    places = [json.loads(written[peer]) for peer in members]
     _check(membership, places)
     unique_id = keys.read(f"id/{turn}", 0, call)
     return unique_id, all(place["splits"] for place in places)

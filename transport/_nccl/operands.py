@@ -2,7 +2,7 @@
 
 It takes the parts of a call as one contiguous block, and inputs that were scaled before.
 
-Experimental, not run on a GPU (``docs/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Work that these functions put on a stream is ordered with NCCL's work there. New memory is added to
 ``owners``, which keep it until that work is done.

@@ -235,8 +235,8 @@ class Acceptor:
             pending.sock.close()
 
     def _dismiss(self, pending: _Pending, reason: str) -> None:
-        """Hang up on somebody who has been told why, but not before it has read that: a socket
-        that is closed with bytes unread takes back its own.
+        """Hang up once the peer has read the reason: closing a socket with unread bytes would
+        discard the reason, too.
         """
         _LOGGER.info("refused a connection: %s", reason)
         pending.discarded = 0
@@ -254,8 +254,8 @@ class Acceptor:
         self._drop(next(iter(self._silent or self._greeted)), reason)
 
     def _drop(self, pending: _Pending, reason: str, level: int = logging.INFO) -> None:
-        """Close a connection, and log why: only for who debugs where it has asked for nothing, as
-        those don't by which other members find out how far this rank is.
+        """Close a connection, and log why: at debug level for one that requested nothing, such as
+        a member's probe.
         """
         self._forget(pending)
         _LOGGER.log(level, "refused a connection: %s", reason)

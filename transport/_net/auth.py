@@ -25,12 +25,12 @@ import os
 import socket
 
 from transport import _environment as environment
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net.reach import is_out_of_reach
 from transport._net.secret_file import SECRET_BYTES
 from transport._net.sockets import recv_exact, send_all
 from transport._net.tls_choice import is_tls
+from transport._waiting.deadline import Deadline
 
 HANDSHAKE_SECONDS = 20.0
 """The time that an acceptor grants a connection to authenticate."""
@@ -96,7 +96,7 @@ class Handshake:
         return bool(self._their_hello)
 
     def start(self) -> bytes:
-        """Return what this end sends unasked."""
+        """Return the first message of this end."""
         return self._hello if self._initiator else b""
 
     def receive(self, message: bytes) -> bytes:
@@ -106,7 +106,7 @@ class Handshake:
         return self._receive_hello(message)
 
     def explain_end(self, received: int) -> str:
-        """Return what it means that the other end hung up after ``received`` more bytes."""
+        """Return the error for a peer that hung up after ``received`` more bytes."""
         if self._initiator and self._their_hello:
             return "the other end refused our proof: it has another secret"
         if not self._their_hello and received == 0:

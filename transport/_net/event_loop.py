@@ -8,7 +8,7 @@ import selectors
 import threading
 from collections.abc import Callable
 
-from transport._polling import Wakeup
+from transport._waiting.polling import Wakeup
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
@@ -49,7 +49,7 @@ class EventLoop:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have ``turn`` called soon. Any thread; never blocks."""
+        """Have ``turn`` called soon. Thread-safe; never blocks."""
         wakeup = self._wakeup
         if wakeup is not None:
             wakeup.notify()

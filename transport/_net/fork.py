@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """Anything that is let go of with ``close()``."""
+    """Anything that is released by ``close()``."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         ...
 
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import struct
 
-# Of Linux's struct tcp_info, microseconds.
+# Fields of Linux's struct tcp_info, in microseconds.
 _INFO_BYTES = 256
 _SMOOTHED = struct.Struct("@68xI")
 _LEAST = struct.Struct("@148xI")
@@ -14,9 +14,10 @@ _NEVER = 0xFFFFFFFF
 
 
 def round_trip_of(sock: socket.socket) -> float:
-    """Return the least round trip of a connection, in seconds; 0.0 if that is not known. It has in
-    it how long the peer's kernel takes to answer, but no thread's pauses. Where the kernel is an
-    older one or not Linux's own, the smoothed round trip stands for the least one.
+    """Return the shortest round trip of a connection so far, in seconds; 0.0 if it is unknown.
+
+    It includes the time that the peer's kernel takes to answer, but no pauses of threads. A kernel
+    that does not report the shortest one gives the smoothed round trip instead.
     """
     micros, info = 0, b""
     with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system

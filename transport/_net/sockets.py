@@ -17,14 +17,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from transport._deadline import Deadline
 from transport._errors import DistNetworkError
-from transport._interrupts import next_slice, sliced
 from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.limits import explain
 from transport._platform import KEEPALIVE_IDLE
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import next_slice, sliced
+from transport._waiting.spinning import Pauses
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
@@ -257,7 +257,7 @@ def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -
 
 
 def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
-    """Return the next ``size`` bytes of ``sock``; raises as ``recv_exact_into`` does."""
+    """Return the next ``size`` bytes of ``sock``; raise the errors of ``recv_exact_into``."""
     data = bytearray(size)
     recv_exact_into(sock, memoryview(data), deadline)
     return bytes(data)

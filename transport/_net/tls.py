@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transport import _environment as environment
-from transport._deadline import Deadline
 from transport._net.fork import close_in_forked_children
 from transport._net.reach import is_out_of_reach
+from transport._waiting.deadline import Deadline
 
 _RECORD_BYTES = 16 << 10
 _WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
@@ -173,9 +173,7 @@ class TlsSocket(ssl.SSLSocket):
                 raise TimeoutError(errno.ETIMEDOUT, f"no TLS within {deadline.seconds:g} s")
 
     def explain(self, error: OSError) -> str | None:
-        """Return what it means that the handshake failed with ``error``; None where it is no error
-        of TLS's.
-        """
+        """Return the meaning of the ``error`` of a handshake; None if it is not an error of TLS."""
         if not isinstance(error, ssl.SSLError):
             return None
         reason = error.reason or ""
@@ -268,10 +266,10 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def _retry(self, attempt: Callable[[], _Result], flags: int, limit: float | None) -> _Result:
-        """Return what ``attempt`` does, which may have to wait for either direction.
+        """Return the result of ``attempt``, which may have to wait for either direction.
 
-        Fails as a plain socket does: TimeoutError past ``settimeout``'s limit, BlockingIOError
-        past the kernel's, and at once where nothing is to wait.
+        Raises the errors of a plain socket: TimeoutError past the limit of ``settimeout``, and
+        BlockingIOError past the kernel's limit or if it must not wait.
         """
         if self._sslobj is None:
             # Closed, or lost before it was wrapped, which Python tries out by receiving. Without

@@ -1,7 +1,7 @@
-"""``Compression``: in what form a group's reductions send floating-point numbers.
+"""``Compression``: the wire format of a group's reductions of floating-point numbers.
 
-Plain values, without NumPy: configs are checked where no array library is loaded. What the forms
-are stands in ``transport/_operands/encoding.py``.
+This module does not import NumPy, because configs are checked in processes without it.
+``transport/_operands/encoding.py`` defines the formats.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Compression:
     Args:
         format: ``"bf16"`` (half of float32's bytes), ``"fp8"`` or ``"int8"`` (a quarter, and a
             scale for each block of 256 numbers).
-        error_feedback: Whether ``DistributedDataParallel`` and ``DiLoCo`` keep what was rounded
-            away and add it the next time.
+        error_feedback: Whether ``DistributedDataParallel`` and ``DiLoCo`` keep the rounding error
+            and add it to the next reduction.
 
     Raises:
         ValueError: For another format.
-        TypeError: For an ``error_feedback`` that is no bool.
+        TypeError: For an ``error_feedback`` that is not a bool.
     """
 
     format: str
@@ -41,9 +41,9 @@ class Compression:
 
     @classmethod
     def parse(cls, value: object) -> Compression | None:
-        """Return what ``value`` says: a format, a table of this class's fields, such an object.
+        """Return ``value`` as a ``Compression``: a format, a table of its fields, or an object.
 
-        None for None. Raises ValueError that has ``value`` in it for anything else.
+        Returns None for None. Raises ValueError for anything else.
         """
         if value is None or isinstance(value, Compression):
             return value
@@ -56,7 +56,7 @@ class Compression:
             ) from None
 
     def to_value(self) -> str | dict[str, Any]:
-        """Return what ``parse`` makes an equal one of, as it stands in a config."""
+        """Return the value for a config that ``parse`` turns into an equal object."""
         if not self.error_feedback:
             return self.format
         return {"format": self.format, "error_feedback": True}

@@ -14,7 +14,7 @@ _RAW = -1
 def as_bytes(buffer: Flat) -> memoryview:
     """Return the bytes of ``buffer`` (format ``B``) without a copy.
 
-    By way of a uint8 array, because the buffer protocol knows neither bfloat16 nor float8.
+    It goes via a uint8 array, because the buffer protocol knows neither bfloat16 nor float8.
     """
     view = buffer.view(np.uint8).data
     return view if view.ndim == 1 else view.cast("B")  # a subclass may never have one dimension

@@ -237,7 +237,7 @@ class StreamingReduction:
         self._next += 1
 
     def _merge_to(self, stop: int) -> None:
-        """Merge what has come since the last time, in one piece if it is gone through once."""
+        """Merge what has arrived since the last time, in one piece if it is gone through once."""
         widens = self._arriving is not self._waiting[-1]
         step = self._step if widens or len(self._outs) > 1 else stop - self._done
         for start in range(self._done, stop, max(1, step)):

@@ -33,7 +33,7 @@ class Level(NamedTuple):
 
 @lru_cache(maxsize=64)
 def levels(size: int) -> tuple[Level, ...]:
-    """Return what blocks of 1, 2, 4, … ranks give to the prefixes of 1 to ``size`` ranks."""
+    """Return the blocks of 1, 2, 4, … ranks that make up the prefixes of 1 to ``size`` ranks."""
     counts = np.arange(1, size + 1)
     found: list[Level] = []
     for level in range(size.bit_length()):

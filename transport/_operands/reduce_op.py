@@ -1,4 +1,4 @@
-"""Reduce operations: which dtypes they take, and what they do to two flat buffers."""
+"""Reduce operations: the dtypes that they support, and their arithmetic on flat buffers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from transport._codes import OP_CODES, dtype_code
+from transport._calls.codes import OP_CODES, dtype_code
 
 Flat = npt.NDArray[Any]
-"""A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array over somebody's memory."""
+"""A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array, mostly over other memory."""
 
 
 class RedOpType(enum.Enum):
@@ -42,7 +42,7 @@ _UFUNCS: dict[RedOpType, np.ufunc] = {
 _BITWISE = frozenset({RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR})
 _SCALED = frozenset({RedOpType.AVG, RedOpType.PREMUL_SUM})
 _ORDERED = frozenset({RedOpType.MIN, RedOpType.MAX})
-# The kinds of dtype that each takes; V is that of bfloat16 and its like.
+# The kinds of dtype that each supports; V is the kind of bfloat16 and ml_dtypes' other floats.
 _TAKES: dict[RedOpType, str] = (
     dict.fromkeys(RedOpType, "biufcV")
     | dict.fromkeys(_BITWISE, "biu")
@@ -55,15 +55,15 @@ class ReduceOp:
     """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``,
     ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
 
-    ``kind`` says which. Raises TypeError for another kind, ValueError for a ``factor`` without
-    PREMUL_SUM or PREMUL_SUM without one. ``residual`` is what ``error_feedback`` was given.
+    ``kind`` is the kind of reduction; ``residual`` comes from ``error_feedback``. Raises TypeError
+    for another kind, ValueError for a ``factor`` without PREMUL_SUM or PREMUL_SUM without one.
     """
 
     __slots__ = ("_takes", "code", "codes", "factor", "kind", "residual", "ufunc")
     RedOpType = RedOpType
     PREMUL_SUM = RedOpType.PREMUL_SUM
 
-    # Made below; ready values, as c10d's enumeration has them.
+    # Set below the class: ready values, as in c10d's enumeration.
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
     PRODUCT: ClassVar[ReduceOp]
@@ -82,7 +82,7 @@ class ReduceOp:
     code: int
     """The op's number on the wire."""
     codes: dict[np.dtype[np.generic], int]
-    """The wire codes of those dtypes that it was found to apply to already; see ``code_of``."""
+    """The wire codes of the dtypes that were already checked; see ``code_of``."""
     _takes: str
 
     def __init__(
@@ -93,13 +93,13 @@ class ReduceOp:
     ) -> None:
         if not isinstance(kind, RedOpType):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"kind must be a RedOpType, got {kind!r}; expected ReduceOp.SUM and its like, which"
-                " are ready, or premul_sum(factor)"
+                f"kind must be a RedOpType, got {kind!r}; use a ready value such as ReduceOp.SUM,"
+                " or premul_sum(factor)"
             )
         if kind is RedOpType.PREMUL_SUM and factor is None:
             raise ValueError("PREMUL_SUM needs a factor; expected what premul_sum(factor) returns")
         if kind is not RedOpType.PREMUL_SUM and factor is not None:
-            raise ValueError(f"factor belongs to PREMUL_SUM and to nothing else, got {kind.name}")
+            raise ValueError(f"only PREMUL_SUM has a factor, got {kind.name} with one")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "factor", factor)
         object.__setattr__(self, "residual", residual)
@@ -140,16 +140,16 @@ class ReduceOp:
         if code is None:
             code = dtype_code(dtype)
             self.check(dtype)
-            # Arrays must fit the number of elements each time.
+            # An op with an array is checked each time: the array must fit the number of elements.
             if np.ndim(self.factor) == 0 and self.residual is None:
                 self.codes[dtype] = code
         return code
 
     def check(self, dtype: np.dtype[np.generic], count: int | None = None) -> None:
-        """Raise TypeError when this op has no meaning for ``dtype``.
+        """Raise TypeError if this op does not support ``dtype``.
 
-        Raises ValueError when its factor or residual does not fit a flat buffer of ``count``
-        elements (None: not known).
+        Raises ValueError if its factor or residual does not fit a flat buffer of ``count``
+        elements (None if unknown).
         """
         if self.residual is not None and count not in (None, self.residual.size):
             raise ValueError(
@@ -189,7 +189,7 @@ class ReduceOp:
         self.ufunc(lower, upper, out=out)
 
     def prepare(self, buffer: Flat) -> None:
-        """Apply to ``buffer`` what comes before the reduction: PREMUL_SUM scales the input."""
+        """Apply the first step of a reduction to ``buffer``: PREMUL_SUM scales the input."""
         if self.kind is RedOpType.PREMUL_SUM:
             np.multiply(buffer, self.factor, out=buffer, casting="same_kind")
 
@@ -226,10 +226,10 @@ for _type in set(RedOpType) - {RedOpType.PREMUL_SUM}:
 def premul_sum(factor: Any) -> ReduceOp:
     """Return the op that multiplies each rank's input by ``factor``, then sums.
 
-    ``factor`` is a number, or a 1-D array with one for each element of the flattened array (for
-    reduce_scatter: of the output, and the same for each part). Raises TypeError for anything else;
-    calls raise ValueError for an array of another length, TypeError for a complex factor of real
-    numbers.
+    ``factor`` is a number, or a 1-D array with a number for each element of the flattened array.
+    For reduce_scatter these are the elements of the output, and each part is multiplied by the same
+    array. Raises TypeError for anything else. Calls raise ValueError for an array of another length
+    and TypeError for a complex factor if the values are real.
     """
     if np.asarray(factor).dtype.kind not in "biufcV":
         raise TypeError(f"factor must be a number or an array of numbers, got {factor!r}")
@@ -237,7 +237,7 @@ def premul_sum(factor: Any) -> ReduceOp:
 
 
 def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
-    """Return ``op`` for an all_reduce over a dim that compresses, so that no rounding is lost.
+    """Return ``op`` for an all_reduce over a dim that compresses, with error feedback.
 
     A compressed call leaves its rounding error in ``residual``, and the next call with that
     residual adds it. Each array that is reduced repeatedly has one residual on each rank, zeros at
@@ -253,7 +253,7 @@ def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
 
     Raises:
         ValueError: For another op.
-        TypeError: For a residual that is no such array.
+        TypeError: For another residual.
     """
     if not isinstance(op, ReduceOp) or op.kind not in (RedOpType.SUM, RedOpType.AVG):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"op is {op!r}; expected ReduceOp.SUM or ReduceOp.AVG for error feedback")

@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transport._errors import DistNetworkError
-from transport._interrupts import next_slice
 from transport._net import LOOPBACK
 from transport._net.fork import close_in_forked_children
 from transport._net.sockets import format_address
+from transport._waiting.interrupts import next_slice
 
 _MAGIC = b"meshlib announcement 1"
 _PROOF_BYTES = hashlib.sha256().digest_size

@@ -10,7 +10,6 @@ import os
 from typing import Any, Protocol, runtime_checkable
 
 from transport import _environment as environment
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
 from transport._net import LOOPBACK
 from transport._net.sockets import is_local, local_address_towards
@@ -20,6 +19,7 @@ from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.prefix_store import underlying
 from transport._store.tcp.store import TCPStore
 from transport._tcp.meeting.address import Address, this_machine
+from transport._waiting.deadline import Deadline, Timeout
 
 _KEY = "meshlib/store"
 _TURN = "meshlib/turn"
@@ -68,7 +68,7 @@ def foreign_rendezvous(
             makes one. It passes through the foreign store, whose readers can join the job.
 
     Raises:
-        DistStoreError: Rank 0 has not come.
+        DistStoreError: Rank 0 has not arrived.
         DistNetworkError: Its store cannot be reached.
         AuthenticationError: The secrets differ.
     """
@@ -89,7 +89,7 @@ def foreign_rendezvous(
             wait_for_workers=False,
             secret=mine,
         )
-        # A secret that all ranks have from elsewhere is told to nobody.
+        # A secret that all ranks have from elsewhere is not published.
         token = made if mine is not known else os.urandom(16).hex()
         foreign.set(key, Address(store.host, store.port, token, this_machine()).encode().decode())
     else:

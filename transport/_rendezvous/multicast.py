@@ -27,7 +27,7 @@ _SETTLE_SECONDS = 0.3
 _CONNECT_SECONDS = 3.0
 _COUNT, _MEMBER, _RANKS = "rendezvous/count", "rendezvous/member", "rendezvous/ranks"
 _SIZE = "rendezvous/size"
-_HEARD = "rendezvous/heard"
+_ERROR_READ = "rendezvous/error-read"
 
 
 def multicast_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
@@ -35,7 +35,7 @@ def multicast_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
 
     Processes without a rank get the free ranks, in the order of arrival.
 
-    Raises StoreTimeoutError when not all come in time, DistStoreError when their ranks or world
+    Raises StoreTimeoutError when not all arrive in time, DistStoreError when their ranks or world
     sizes do not fit together, DistNetworkError when the machine has no way to the group.
     """
     secret = request.secret
@@ -120,7 +120,7 @@ class _StoreSearch:
         enrolled = False
         try:
             mine = self._enroll(store)
-            # If ranks exist before all members have come, they carry an error.
+            # If ranks exist before all members have arrived, they carry an error.
             while not store.check([_RANKS]):
                 if store.check([f"{_MEMBER}/{self._world_size}"]):
                     self._assign(store)
@@ -136,14 +136,14 @@ class _StoreSearch:
         except _MisfitError:
             # The others read the error in this store.
             with contextlib.suppress(DistStoreError):
-                store.tail(_HEARD, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
+                store.tail(_ERROR_READ, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
             raise
         finally:
             if not enrolled:
                 store.close()
 
     def _join(self, host: Announcement) -> tuple[Store, int] | None:
-        """Join another process's store; return None when it ended before all had come."""
+        """Join another process's store; return None when it ended before all had arrived."""
         store: TCPStore | None = None
         enrolled = False
         try:
@@ -175,7 +175,7 @@ class _StoreSearch:
 
     def _enroll(self, store: Store) -> int:
         mine = store.add(_COUNT, 1)
-        # In the order of the numbers: the last one's key means that all have come.
+        # In the order of the numbers: the last one's key means that all have arrived.
         if mine > 1:
             store.wait([f"{_MEMBER}/{mine - 1}"])
         size = str(self._world_size).encode()
@@ -194,15 +194,15 @@ class _StoreSearch:
     def _read_rank(self, store: Store, mine: int) -> int:
         answer = json.loads(store.get(_RANKS))
         if "error" in answer:
-            store.append(_HEARD, ".")
+            store.append(_ERROR_READ, ".")
             raise _MisfitError(f"{self._where}: {answer['error']}")
         return answer["ranks"][mine - 1]
 
     def _check_deadline(self, what: str, store: Store | None = None) -> None:
         if self._deadline.expired:
-            come = f"; {int(store.get(_COUNT))} have come" if store is not None else ""
+            arrived = f"; {int(store.get(_COUNT))} have come" if store is not None else ""
             raise StoreTimeoutError(
-                f"{self._where}: waited {self._deadline.seconds:g} s for {what}{come}"
+                f"{self._where}: waited {self._deadline.seconds:g} s for {what}{arrived}"
             )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 
-from transport._deadline import Deadline
 from transport._rendezvous.rank_claims import claim_rank, in_group
 from transport._rendezvous.request import RendezvousRequest
 from transport._store.base import Store
 from transport._store.file.store import FileStore
 from transport._store.hash_store import HashStore
 from transport._store.tcp.store import TCPStore
+from transport._waiting.deadline import Deadline
 
 _LOGGER = logging.getLogger("meshlib.transport")
 

@@ -11,11 +11,11 @@ import socket
 import time
 from collections.abc import Callable
 
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StorePlaceError
-from transport._interrupts import next_slice
 from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import next_slice
 
 _PAUSE_SECONDS = 0.05
 # Another process with this rank is a mistake, or belongs to a former job that is ending.
@@ -59,7 +59,7 @@ def claim_rank(
     begin = time.monotonic()
     while True:
         limit = deadline.seconds
-        # A store that breaks here was a former job's that has just ended.
+        # If the store breaks here, it was the store of a former job that has just ended.
         store: Store | None = None
         succeeded = False
         try:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from transport._deadline import Timeout, to_seconds
 from transport._errors import DistError
 from transport._rendezvous.env import env_rendezvous
 from transport._rendezvous.mpi import mpi_rendezvous
 from transport._rendezvous.plain import file_rendezvous, solo_rendezvous, tcp_rendezvous
 from transport._rendezvous.request import RendezvousRequest, Secret, with_place
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
+from transport._waiting.deadline import Timeout, to_seconds
 
 RendezvousHandler = Callable[..., Iterator[tuple[Store, int, int]]]
 """Called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)``; rank and
@@ -83,8 +83,8 @@ def rendezvous(
         secret: The job's secret; default: from the environment.
         others: Handed to the handler of a registered scheme.
 
-    Raises ValueError for an unknown scheme, TypeError for a URL that is no ``str`` or a number that
-    is none. The first ``next`` raises the handlers' errors: ValueError for an incomplete URL,
+    Raises ValueError for an unknown scheme, TypeError for a URL that is not a ``str`` or a number
+    that is none. The first ``next`` raises the handlers' errors: ValueError for an incomplete URL,
     ``DistStoreError`` when ranks are missing at the deadline, ``DistNetworkError`` when the store
     cannot be reached.
     """

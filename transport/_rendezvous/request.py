@@ -7,8 +7,8 @@ from types import EllipsisType
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline
 from transport._net.secret_file import secret_from_environment
+from transport._waiting.deadline import Deadline
 
 Secret = bytes | EllipsisType | None
 """The job's secret, None for none, ``...`` for the environment's."""
@@ -99,7 +99,7 @@ class RendezvousRequest:
 def with_place(url: str, rank: int, world_size: int) -> str:
     """Return ``url`` with rank and world size (-1: not given) in its query.
 
-    Raises ValueError when the query contradicts them, TypeError for a value that is no number.
+    Raises ValueError when the query contradicts them, TypeError for a value that is not a number.
     """
     base, _, text = url.partition("?")
     query = dict(parse_qsl(text))

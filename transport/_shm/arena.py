@@ -42,7 +42,7 @@ class _Allocation:
 class Arena:
     """One member's view of the group's symmetric memory. One thread at a time.
 
-    ``follow`` is told, whenever it changes, where segments are mapped: number, address, bytes a
+    ``follow`` is called with the mapped segments whenever they change: number, address, bytes a
     member.
     """
 
@@ -67,7 +67,7 @@ class Arena:
         return np.array([not block.held for block in self._blocks], np.uint8)
 
     def settle(self, free: npt.NDArray[np.uint8], nbytes: int) -> bool:
-        """Be told which blocks nobody uses. Return whether there is room for ``nbytes`` more;
+        """Mark the blocks that nobody uses. Return whether there is room for ``nbytes`` more;
         otherwise a new segment is needed.
         """
         self._merge(free)
@@ -79,7 +79,7 @@ class Arena:
         self._blocks = [block for block in self._blocks if block.number not in idle]
         for number in idle:
             del self._segments[number]
-        self._tell()
+        self._publish_layout()
         return False
 
     def new_segment(self, nbytes: int) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Arena:
         self._segments[self._next_number] = (segment, part)
         self._blocks.append(_Allocation(self._next_number, 0, part))
         self._next_number += 1
-        self._tell()
+        self._publish_layout()
 
     def take(self, count: int, dtype: np.dtype[np.generic]) -> Flat:
         """Return an array in the first of the smallest blocks that have room. There must be one."""
@@ -109,7 +109,7 @@ class Arena:
         block.used = block.held = True
         segment, part = self._segments[block.number]
         start = self._rank * part + block.offset
-        # Every view keeps this array alive, since its own base is no array.
+        # Every view keeps this array alive, since its own base is not an array.
         memory = np.frombuffer(segment.data, np.uint8, need, start)
         weakref.finalize(memory, self._dropped.append, block).atexit = False
         return memory[: count * dtype.itemsize].view(dtype)
@@ -126,7 +126,7 @@ class Arena:
             merged.append(block)
         self._blocks = merged
 
-    def _tell(self) -> None:
+    def _publish_layout(self) -> None:
         self._follow([(n, of.address, part) for n, (of, part) in self._segments.items()])
 
 

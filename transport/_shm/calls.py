@@ -1,8 +1,8 @@
-"""Has the engine make collectives: waits where it must, raises what goes wrong, and reduces what it
-cannot.
+"""Runs collectives in the engine: waits between its returns, raises errors, and reduces dtypes for
+which it has no loops.
 
-The engine returns within 50 milliseconds, whatever it waits for. In between Python handles signals,
-and ``check`` looks at deadlines and at members that are lost.
+The engine returns within 50 milliseconds. Between two entries Python handles signals, and ``check``
+checks deadlines and lost members.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader, Kind
 from transport._communicators.runtime import Membership
 from transport._errors import DistBackendError, HeaderMismatchError, PeerLostError
-from transport._header import CallHeader, Kind
-from transport._interrupts import look
 from transport._operands.flat import Scratch
 from transport._operands.operand import store
 from transport._operands.quiet import quietly
@@ -26,6 +25,7 @@ from transport._shm.numpy_reductions import reduce_parts, scaled
 from transport._shm.segment import Segment, no_memory
 from transport._shm.sizes import Sizes
 from transport._shm.support import may_spin, the_core
+from transport._waiting.interrupts import look
 
 Check = Callable[[Call, int], None]
 """Raises when waiting for a member (a group rank; -1: for none) in a call has become pointless."""
@@ -92,7 +92,7 @@ class Calls:
         self._go_on(call, status, None, _NO_DTYPE)
 
     def wake(self) -> None:
-        """Have all members that sleep look up. Any thread."""
+        """Have all members that sleep look up. Thread-safe."""
         self.native.wake()
 
     def _go_on(
@@ -120,7 +120,7 @@ class Calls:
         try:
             self._check(call, peer)
         except PeerLostError:
-            # Its last step may have become visible just before the news that it left.
+            # Its last step may have become visible just before the event that it left.
             status = native.go_on()
             if status == self._core.AGAIN and native.waits_for == number:
                 raise

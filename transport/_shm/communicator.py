@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._communicators.runtime import Membership
 from transport._errors import (
     CommunicatorAbortedError,
@@ -18,7 +19,6 @@ from transport._errors import (
     DistBackendError,
     PeerLostError,
 )
-from transport._header import Kind
 from transport._links.messaging import MessagingCommunicator
 from transport._operands.flat import as_bytes
 from transport._operands.reduce_op import Flat, ReduceOp
@@ -34,7 +34,7 @@ from transport._shm.support import the_core
 _GROUP = "group"
 _NOBODY = -1
 
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+# Read once: looking up a member of an enumeration is slow.
 _BROADCAST, _GATHER, _SCATTER = Kind.BROADCAST, Kind.GATHER, Kind.SCATTER
 _BARRIER, _ALL_REDUCE = Kind.BARRIER, Kind.ALL_REDUCE
 _ALL_GATHER, _ALL_TO_ALL = Kind.ALL_GATHER, Kind.ALL_TO_ALL
@@ -53,11 +53,11 @@ class ShmCommunicator(MessagingCommunicator):
     """A communicator whose members, at least two, share memory.
 
     Members find each other at the first collective. The first member makes the segment, and the
-    others fetch it from its endpoint. Each member keeps a connection to every other, and so notices
-    when one ends. ``sizes`` must be equal on all members.
+    others fetch it from its endpoint. Each member keeps a connection to every other one, and so
+    notices when a process ends. ``sizes`` must be equal on all members.
 
-    ``members`` (group ranks, rising; default: all) are those of the group that share memory.
-    Collectives are made among them, and ``rank`` and ``size`` count them alone. Messages, calls and
+    ``members`` are the members of the group that share memory: group ranks, ascending; by default
+    all. Collectives run among them, and ``rank`` and ``size`` count only them. Messages, calls and
     errors have group ranks.
 
     Raises DistBackendError where this process cannot share memory (``unsupported_reason``).
@@ -75,7 +75,8 @@ class ShmCommunicator(MessagingCommunicator):
         self._core: Any = the_core()
         runtime, group = membership.runtime, membership.group
         endpoint = runtime.shared("shm-endpoint", lambda: ShmEndpoint(runtime.secret))
-        # Nothing here refers back to this object: its mappings go when it goes.
+        # No object made here may refer back to this one: without a cycle, the mappings are freed
+        # as soon as this object is.
         self._members = members or range(membership.size)
         host_peers = HostPeers(membership, self._members, endpoint)
         super().__init__(membership, Messages(membership, host_peers, sizes))
@@ -83,7 +84,7 @@ class ShmCommunicator(MessagingCommunicator):
         self.size = len(self._members)
         self._host_peers = host_peers
         self._sizes = sizes
-        # Guards what the endpoint's thread touches as well.
+        # Guards the fields that the endpoint's thread uses too.
         self._lock = threading.Lock()
         self._owned: dict[str, OwnedSegment] = {INBOX: self.mailbox.inbox}
         self._gone: dict[int, PeerLostError] = {}
@@ -129,7 +130,7 @@ class ShmCommunicator(MessagingCommunicator):
         self._run(_ALL_TO_ALL, 0, call, inputs, outputs)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
-        """See ``Communicator.allocate``: symmetric memory, given back when nobody refers to it."""
+        """See ``Communicator.allocate``: symmetric memory, freed with the last reference to it."""
         arena, nbytes = self._met(call).arena, count * dtype.itemsize
         self.barrier(call)
         free = arena.dropped()
@@ -150,7 +151,7 @@ class ShmCommunicator(MessagingCommunicator):
             self.barrier(call)
             self._add(arena, segment, nbytes)
             self.barrier(call)
-            # All have it; what keeps the memory from now on are the mappings alone.
+            # All have mapped it: from now on the mappings alone keep the memory.
             with self._lock:
                 del self._owned[name]
             segment.close()
@@ -254,7 +255,8 @@ class ShmCommunicator(MessagingCommunicator):
             meeting = self._meeting
         self._host_peers.cancel(reason)
         self._stop(reason)
-        # The others may leave as soon as they know, which receives here would take for a loss.
+        # After the receives were stopped: once told, the others may leave, and a receive here would
+        # take that for a loss.
         self._endpoint.unregister(self.membership.group, how)
         if meeting is not None:
             meeting.calls.wake()
@@ -262,7 +264,7 @@ class ShmCommunicator(MessagingCommunicator):
     # For the endpoint, in its thread.
 
     def offer(self, what: str) -> int:
-        """Return a new descriptor of the memory ``what``; LookupError when there is none."""
+        """Return a new descriptor of the memory called ``what``; raise LookupError if none is."""
         with self._lock:
             if self.abort_reason is not None:
                 raise LookupError(LEFT)
@@ -274,7 +276,7 @@ class ShmCommunicator(MessagingCommunicator):
             return os.dup(owned.fd)
 
     def on_gone(self, rank: int, how: str) -> None:
-        """Be told that member ``rank`` will not come again."""
+        """Handle the loss of member ``rank``, which ended as ``how`` says."""
         error = PeerLostError(f"{self.membership.describe(rank)} {how}", rank)
         with self._lock:
             self._gone.setdefault(rank, error)
@@ -286,7 +288,7 @@ class ShmCommunicator(MessagingCommunicator):
             meeting.calls.wake()
 
     def on_kick(self) -> None:
-        """Be told that a sender waits for room in this rank's inbox."""
+        """Make room in this rank's inbox, for which a sender waits."""
         self.mailbox.carry()
 
     # Meeting.
@@ -315,7 +317,7 @@ class ShmCommunicator(MessagingCommunicator):
         self._attempt(ready.calls, ready.calls.run, kind, root, call, inputs, outputs, op)
 
     def _attempt(self, calls: Calls, function: Callable[..., None], *arguments: Any) -> None:
-        """Go on with a collective; after one that failed, the members are out of step for good."""
+        """Carry on a collective. If it fails, refuse all later ones: members are out of step."""
         try:
             function(*arguments)
         except BaseException as error:  # an interrupted wait, too
@@ -324,7 +326,7 @@ class ShmCommunicator(MessagingCommunicator):
             raise
 
     def _own_segment(self) -> OwnedSegment:
-        """Return the segment of the group, made at the first use. Under the lock."""
+        """Return the group's segment, made at the first use. The caller holds the lock."""
         segment = self._owned.get(_GROUP)
         if segment is None:
             nbytes, block = self._core.measure_group(self.size, self._sizes.block)
@@ -360,13 +362,13 @@ class ShmCommunicator(MessagingCommunicator):
         return meeting
 
     def _get_ready(self, call: Call) -> _Meeting:
-        """Do what comes before the first collective, once all members are known to share memory."""
+        """Prepare the first collective: wait until all members have mapped the segment."""
         meeting = self._meeting or self._meet(call)
         self._attempt(meeting.calls, meeting.calls.run, _BARRIER, 0, call, (), ())
         with self._lock:
             self.check_open()
             self._ready = meeting
-            # All have mapped it by now: a group costs each member one descriptor, its inbox's.
+            # All have mapped it by now: only the inbox's descriptor stays open.
             if (segment := self._owned.get(_GROUP)) is not None:
                 segment.close()
         return meeting
@@ -384,7 +386,7 @@ class ShmCommunicator(MessagingCommunicator):
             )
 
     def _cause(self, peer: int, error: PeerLostError | None = None) -> PeerLostError:
-        """Return why ``peer`` is lost: if others died, it may have gone because of that."""
+        """Return the error for the loss of ``peer``, or for the first death, its likely cause."""
         lost = error or self._gone[peer]
         if self._dead and peer not in self._dead:
             lost = self._gone[self._dead[0]]

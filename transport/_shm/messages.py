@@ -16,12 +16,11 @@ import threading
 from functools import partial
 from typing import Any
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._interrupts import is_held, look, sliced
 from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._operands.flat import as_bytes
@@ -31,6 +30,7 @@ from transport._shm.rings import RingReader, RingWriter
 from transport._shm.segment import OwnedSegment, no_memory
 from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
+from transport._waiting.interrupts import is_held, look, sliced
 
 INBOX = "inbox"
 
@@ -63,7 +63,7 @@ class Messages(Mailbox):
         self._carriers: list[int] = []
         # Members that are gone, until all that they sent is taken.
         self._ending: dict[int, PeerLostError] = {}
-        self._ending_is_news = False
+        self._endings_changed = False
         self._gone: dict[int, PeerLostError] = {}
         self._watched: set[int] = set()
         self._writers: dict[int, RingWriter] = {}
@@ -110,7 +110,7 @@ class Messages(Mailbox):
             begun = end.left > 0
             first = core.SPIN if call.sync else core.LOOK
             status = core.AGAIN if begun else end.begin(call.packed, data, first)
-            mode = self._patient(call)
+            mode = self._wait_mode(call)
             while status == core.AGAIN:
                 self._look_up(call, ring)
                 status = end.write(data, mode) if end.left else end.begin(call.packed, data, mode)
@@ -118,8 +118,8 @@ class Messages(Mailbox):
             if end.left:
                 end.give_up()
 
-    def _patient(self, call: Call) -> int:
-        """Return how a call waits that has looked up."""
+    def _wait_mode(self, call: Call) -> int:
+        """Return how a call waits once its first look found nothing."""
         return self._core.SLEEP if call.sync else self._core.NAP
 
     def _look_up(self, call: Call, ring: RingWriter) -> None:
@@ -191,7 +191,7 @@ class Messages(Mailbox):
         src = ring.peer
         receive: PendingReceive | None = None
         end, code, data = ring.end, dtype_code(buffer.dtype), as_bytes(buffer)
-        begun = come = end.has_begun(data)
+        begun = received = end.has_begun(data)
         with self._lock:
             if not begun and (
                 self._receives
@@ -210,7 +210,7 @@ class Messages(Mailbox):
                     if not begun:
                         end.meet(data, self._core.read_wakeup(self._memory), tag, code)
                 finally:
-                    come = come or end.position != before
+                    received = received or end.position != before
                     if end.left:
                         header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
                         incoming = IncomingMessage(self._lock, self._stir, src, header, data)
@@ -221,9 +221,9 @@ class Messages(Mailbox):
                 self._stop_carrying()
             if receive is not None:
                 self._await_rest(call, receive)
-            if come:
+            if received:
                 call.waiting_for = None
-            return come
+            return received
         finally:
             self._drop_carrying()
             if receive is not None:
@@ -234,7 +234,7 @@ class Messages(Mailbox):
         """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
 
         For a caller who makes all calls with that peer, one after the other. It ends as soon as
-        this rank looks at what has come. Returns the two ends, the sender's None if nothing was
+        this rank looks at what has arrived. Returns the two ends, the sender's None if nothing was
         sent yet; no ends where the peer is this rank; None while anything there is unusual.
         """
         if peer == self._rank:
@@ -273,11 +273,11 @@ class Messages(Mailbox):
             self._drop_carrying()
 
     def lose(self, src: int, error: PeerLostError) -> None:
-        """Be told that member ``src`` is gone; what it sent before is still received."""
+        """Note that member ``src`` is gone; its earlier messages are still received."""
         with self._guard:
             self._gone.setdefault(src, error)
             self._ending.setdefault(src, error)
-            self._ending_is_news = True
+            self._endings_changed = True
             self._senders[src] = self._receivers[src] = None
             ring = self._writers.get(src)
             if ring is not None:
@@ -328,7 +328,7 @@ class Messages(Mailbox):
         self._lock.release()
         try:
             look()
-            self._carry_patiently(call, known)
+            self._carry_and_wait(call, known)
             self._stop_carrying()
         finally:
             self._drop_carrying()
@@ -351,8 +351,8 @@ class Messages(Mailbox):
             self._carriers.clear()
             self._carrying.release()
             self._wake_carriers()
-            # Somebody may have come with news while this thread was busy.
-            if not self._ending_is_news or not self._try_carrying():
+            # Another thread may have noted an ending while this one was busy.
+            if not self._endings_changed or not self._try_carrying():
                 return
             self._carry(self._core.LOOK)
 
@@ -364,18 +364,18 @@ class Messages(Mailbox):
             self._wake_carriers()
 
     def _wake_carriers(self) -> None:
-        """Let another thread carry: who came meanwhile sleeps, and has to look."""
+        """Let another thread carry: one that arrived meanwhile sleeps."""
         with self._lock:
             for wake in self._asleep:
                 wake.notify_all()
 
-    def _carry_patiently(self, call: Call, known: int) -> None:
+    def _carry_and_wait(self, call: Call, known: int) -> None:
         core = self._core
         mode = core.SPIN if call.sync else core.LOOK
         if self._carry(mode):
             return
         ends = tuple(ring.end for ring in self._rings.values() if ring.listens)
-        if core.listen_to(self._memory, ends, known, self._patient(call)):
+        if core.await_inbox(self._memory, ends, known, self._wait_mode(call)):
             self._carry(mode)
 
     def _carry(self, mode: int) -> bool:
@@ -383,7 +383,7 @@ class Messages(Mailbox):
 
         ``mode``: how long to wait for a sender that is in the middle of one.
         """
-        moved = self._ending_is_news = False
+        moved = self._endings_changed = False
         for src, ring in self._rings.items():
             if ring.pull(self, mode):
                 moved = True
@@ -392,7 +392,7 @@ class Messages(Mailbox):
                 name = self._membership.describe(src)
                 what = "broke off a message in the middle"
                 if ring.damaged:
-                    what = "wrote what is no message: the shared memory is damaged"
+                    what = "wrote an invalid message: the shared memory is damaged"
                 error = PeerLostError(f"{name} {what}", src)
                 self._ending.setdefault(src, error)
         if self._ending:

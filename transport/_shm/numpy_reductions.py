@@ -1,4 +1,4 @@
-"""Reductions that the engine leaves to NumPy: those for which it has no loops."""
+"""Reductions for which the engine has no loops, by NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transport._operands.reduce_op import Flat, ReduceOp, reduction_dtype
 
 
 def reduce_parts(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Flat) -> None:
-    """Reduce ``parts``, those of ranks 0, 1, …, into ``out``, which may be one of them.
+    """Reduce the ``parts`` of ranks 0, 1, … into ``out``, which may be one of them.
 
     All have one dtype. Small floats are reduced in float32 and rounded once.
     """
@@ -24,7 +24,7 @@ def reduce_parts(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Fla
 
 
 def scaled(source: Flat, op: ReduceOp) -> Flat:
-    """Return what PREMUL_SUM adds of ``source``: scaled, in the dtype of the reduction."""
+    """Return the operand of PREMUL_SUM: ``source`` scaled, in the dtype of the reduction."""
     result = np.empty(source.size, reduction_dtype(source.dtype))
     scale(result, source, 0, source.size, op)
     return result

@@ -35,7 +35,7 @@ class _Iovec(ctypes.Structure):
 
 
 class ProcessMemory:
-    """Reads the private memory of another process, or of this one. Any thread."""
+    """Reads the private memory of another process, or of this one. Thread-safe."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

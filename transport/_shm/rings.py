@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from transport._calls.header import CallHeader
 from transport._errors import CommunicatorAbortedError, DistBackendError, PeerLostError
-from transport._header import CallHeader
 from transport._links.incoming import IncomingMessage
 from transport._links.mailbox import Mailbox
 from transport._shm.segment import Segment

@@ -41,9 +41,9 @@ class Segment:
         self.data = memoryview(mapping)
 
     def allocate(self, start: int, nbytes: int, members: int) -> None:
-        """Have the pages of a part allocated, while so many ``members`` do it for theirs.
+        """Allocate the pages of a part, while ``members`` members do so for their parts.
 
-        Raises OSError where there is not enough memory: later the kernel would end the process that
+        Raises OSError if there is not enough memory: later the kernel would end the process that
         writes there.
         """
         core = the_core()
@@ -92,7 +92,7 @@ class OwnedSegment(Segment):
 def adopt(fd: int) -> Segment:
     """Map the segment behind a descriptor that came from its owner, and close the descriptor.
 
-    Raises DistBackendError when it is no piece of shared memory whose size is sealed.
+    Raises DistBackendError when it is not a piece of shared memory whose size is sealed.
     """
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:

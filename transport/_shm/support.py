@@ -19,5 +19,5 @@ def the_core() -> Any:
 
 
 def may_spin(ranks: int) -> bool:
-    """True if each of so many ranks on this host may have a core of its own."""
+    """True if this host has a core for each of this many ranks."""
     return ranks <= available_cores()

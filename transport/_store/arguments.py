@@ -41,7 +41,8 @@ def key_name(key: bytes) -> str:
 
 
 def list_keys(keys: Sequence[str]) -> list[str]:
-    """Return ``keys`` as a list; raise TypeError for one ``str`` and for what is no sequence."""
+    """Return ``keys`` as a list; raise TypeError for one ``str`` and for a value that is not a
+    sequence."""
     if isinstance(keys, str) or not isinstance(keys, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"keys must be a list of str, got the {type(keys).__name__} {keys!r}")
     return list(keys)

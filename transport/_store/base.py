@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Self, TypeVar
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline, Timeout, to_seconds
 from transport._errors import DistError, DistStoreError, QueueEmptyError, StoreTimeoutError
 from transport._store.arguments import (
     Value,
@@ -28,6 +27,7 @@ from transport._store.arguments import (
 )
 from transport._store.commands import Fields, Op, wanted
 from transport._store.fields import pack_number
+from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 DEFAULT_STORE_TIMEOUT = 300.0
 T = TypeVar("T")
@@ -46,14 +46,14 @@ class Store(ABC):
     def __init__(self, timeout: Timeout = DEFAULT_STORE_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
         # Errors that end all waits now, by the party that set them (``end_waits``), and the last
-        # one set. Shared by all objects that are the same store (``with_patience``).
+        # one set. Shared by all objects that are the same store (``with_grace``).
         self._ends: dict[object, DistError] = {}
         self._last_end: list[DistError] = []
 
     # Implemented by each kind of store.
 
     @abstractmethod
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         """Return the answer to a command that has one at once."""
 
     @abstractmethod
@@ -70,12 +70,12 @@ class Store(ABC):
     def _keys(self, keys: Sequence[str]) -> list[bytes]:
         return [self._key(key) for key in list_keys(keys)]
 
-    def _tell(self, op: Op, fields: Fields) -> None:
+    def _post(self, op: Op, fields: Fields) -> None:
         """Carry out a command without waiting for its answer, before all later ones of this client.
 
         If it fails, the next command raises.
         """
-        self._ask(op, fields)
+        self._request(op, fields)
 
     def _will(self, key: bytes, value: bytes) -> bool:
         """Register the will; return False if no server can notice the loss of this client."""
@@ -104,7 +104,7 @@ class Store(ABC):
 
     def set(self, key: str, value: Value) -> None:
         """Write ``value`` under ``key``, replacing an earlier value."""
-        self._ask(Op.SET, (self._key(key), to_bytes(value)))
+        self._request(Op.SET, (self._key(key), to_bytes(value)))
 
     def post(self, key: str, value: Value, *, once: bool = False) -> None:
         """Write ``value`` under ``key`` like ``set``, without waiting for the server. With
@@ -114,9 +114,9 @@ class Store(ABC):
         later call raises.
         """
         if once:
-            self._tell(Op.COMPARE_SET, (self._key(key), b"", to_bytes(value)))
+            self._post(Op.COMPARE_SET, (self._key(key), b"", to_bytes(value)))
         else:
-            self._tell(Op.SET, (self._key(key), to_bytes(value)))
+            self._post(Op.SET, (self._key(key), to_bytes(value)))
 
     def get(self, key: str, timeout: Timeout | None = None) -> bytes:
         """Wait until ``key`` exists and return its value."""
@@ -128,15 +128,15 @@ class Store(ABC):
         The counter is kept as decimal text. Raises ``DistStoreError`` when the value is none.
         """
         number = to_whole_number(amount, "amount")
-        return int(self._ask(Op.ADD, (self._key(key), b"%d" % number))[0])
+        return int(self._request(Op.ADD, (self._key(key), b"%d" % number))[0])
 
     def append(self, key: str, value: Value) -> None:
         """Append ``value`` to the value of ``key``; create the key when missing."""
-        self._ask(Op.APPEND, (self._key(key), to_bytes(value)))
+        self._request(Op.APPEND, (self._key(key), to_bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return at once whether all ``keys`` exist."""
-        return self._ask(Op.CHECK, self._keys(keys))[0] == b"1"
+        return self._request(Op.CHECK, self._keys(keys))[0] == b"1"
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """Write ``desired_value`` if ``key`` holds ``expected_value``, or is missing and
@@ -145,11 +145,11 @@ class Store(ABC):
         """
         expected = to_bytes(expected_value, "expected_value")
         desired = to_bytes(desired_value, "desired_value")
-        return self._ask(Op.COMPARE_SET, (self._key(key), expected, desired))[0]
+        return self._request(Op.COMPARE_SET, (self._key(key), expected, desired))[0]
 
     def delete_key(self, key: str) -> bool:
         """Delete ``key``; return whether it was there."""
-        return self._ask(Op.DELETE, (self._key(key),))[0] == b"1"
+        return self._request(Op.DELETE, (self._key(key),))[0] == b"1"
 
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
         """Wait until all ``keys`` exist and return their values."""
@@ -166,15 +166,15 @@ class Store(ABC):
                 f"keys and values must have the same length, got {len(stored)} and {len(data)}"
             )
         pairs = zip(stored, data, strict=True)
-        self._ask(Op.MULTI_SET, [field for pair in pairs for field in pair])
+        self._request(Op.MULTI_SET, [field for pair in pairs for field in pair])
 
     def num_keys(self) -> int:
         """Return the number of keys that users have set, whatever their prefix."""
-        return int(self._ask(Op.NUM_KEYS, ())[0])
+        return int(self._request(Op.NUM_KEYS, ())[0])
 
     def list_keys(self) -> list[str]:
         """Return all keys, sorted. Queues have names of their own, which are not among them."""
-        return [from_key(key) for key in self._ask(Op.LIST_KEYS, ())]
+        return [from_key(key) for key in self._request(Op.LIST_KEYS, ())]
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
         """Wait until all ``keys`` exist."""
@@ -197,7 +197,7 @@ class Store(ABC):
 
     def queue_push(self, key: str, value: Value) -> None:
         """Put ``value`` at the end of the queue ``key``."""
-        self._ask(Op.PUSH, (self._key(key), to_bytes(value)))
+        self._request(Op.PUSH, (self._key(key), to_bytes(value)))
 
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
         """Take the first value of the queue ``key``, waiting for one when ``block``.
@@ -208,14 +208,14 @@ class Store(ABC):
         fields = (self._key(key),)
         if block:
             return self._await(Op.POP, fields, timeout)[0]
-        found = self._ask(Op.TRY_POP, fields)
+        found = self._request(Op.TRY_POP, fields)
         if not found:
             raise QueueEmptyError(f"{self.describe()}: queue {key!r} is empty")
         return found[0]
 
     def queue_len(self, key: str) -> int:
         """Return the number of values in the queue ``key``."""
-        return int(self._ask(Op.QUEUE_LEN, (self._key(key),))[0])
+        return int(self._request(Op.QUEUE_LEN, (self._key(key),))[0])
 
     # The client.
 
@@ -246,12 +246,12 @@ class Store(ABC):
         """
         return self._will(self._key(key), to_bytes(value))
 
-    def with_patience(self, seconds: float) -> Store:
+    def with_grace(self, seconds: float) -> Store:
         """Return this store for callers that cannot wait for a silent server.
 
         Its calls raise ``DistStoreError`` when the server's answer is late by more than
-        ``seconds``. (A wait's answer is due at the wait's own timeout.) It is no clone: close only
-        the original object.
+        ``seconds``. (A wait's answer is due at the wait's own timeout.) It is not a clone: close
+        only the original object.
         """
         del seconds
         return self
@@ -275,7 +275,7 @@ class Store(ABC):
         """Make waits for missing keys on this object raise ``error``, those under way and later
         ones.
 
-        Used when the writer is known to be lost. None lifts it again. Any thread.
+        Used when the writer is known to be lost. None lifts it again. Thread-safe.
 
         Ranks that are threads may share the object: each lifts only the error that it set as the
         hashable ``by``. Clones, stores made by ``aside``, and other users of the data are not
@@ -290,7 +290,7 @@ class Store(ABC):
     def hang_up(self) -> None:
         """End this object's waits under way, and all later calls, with ``DistStoreError``.
 
-        It sends nothing to the server. Any thread; never blocks. Call ``close`` afterwards.
+        It sends nothing to the server. Thread-safe; never blocks. Call ``close`` afterwards.
         """
         self.close()
 

@@ -53,7 +53,7 @@ CHANGES = frozenset(
 
 
 def wanted(op: Op) -> str:
-    """Return the words for the awaited thing, which stand before the keys in a message."""
+    """Return the words that describe the awaited data, before the keys, in a message."""
     if op == Op.POP:
         return "a value in queue"
     return "more at the end of key" if op == Op.TAIL else "key"
@@ -89,14 +89,11 @@ def _number(method: Callable[..., int]) -> Answer:
 
 
 class Commands:
-    """The commands over one table. Wrong fields raise ValueError or TypeError.
-
-    One thread at a time.
-    """
+    """The commands over one table. Wrong fields raise ValueError or TypeError. Not thread-safe."""
 
     def __init__(self) -> None:
         self.table = table = StoreTable()
-        # Not the users' keys: num_keys does not count them and no key can collide with them.
+        # A separate table: num_keys does not count its keys, and users' keys cannot collide.
         internal = StoreTable()
 
         def add(key: bytes, amount: bytes) -> int:
@@ -159,9 +156,9 @@ class Commands:
         return None if run is None else run(fields)
 
     def waiter(self, op: int, fields: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
-        """Return the waiter for a command's answer, and the table that it must be submitted to. It
-        calls ``deliver`` once. Raises ValueError for an opcode that never waits.
+        """Return the waiter for a command's answer, and the table to submit the waiter to. The
+        waiter calls ``deliver`` once. Raises ValueError for an opcode that never waits.
         """
         if op not in self._waits:
-            raise ValueError(f"opcode {op} is none of ours")
+            raise ValueError(f"opcode {op} is unknown")
         return self._waits[op](fields, deliver)

@@ -14,7 +14,7 @@ _NUMBER = struct.Struct("<q")
 
 
 class WireError(ValueError):
-    """Bytes that are no frame, no fields or no number."""
+    """Bytes that are not a frame, fields or a number."""
 
 
 def pack_fields(fields: Sequence[bytes]) -> bytes:

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistError, DistStoreError
-from transport._interrupts import sliced
 from transport._net.fork import refusal
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.commands import Commands, Fields, Op
 from transport._store.table import Waiter
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import sliced
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class _Shared:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.commands = Commands()
-        # Its own lock, which a factory may take again and under which it may use the store.
+        # Separate and reentrant: a factory runs under it, uses the store and may ask for objects.
         self.objects_lock = threading.RLock()
         self.objects: dict[str, Any] = {}
 
@@ -33,7 +33,7 @@ class _Shared:
 class HashStore(Store):
     """A store that lives in this process' memory; ranks that are threads share the object.
 
-    ``timeout`` is the longest of every wait: seconds (300 by default) or a timedelta.
+    ``timeout`` limits every wait: seconds (300 by default) or a timedelta.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class HashStore(Store):
         self._closed = False
         self._waits: dict[Waiter, threading.Event] = {}
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         self._refuse_in_a_fork()
         with self._lock:
             self._check_open()
@@ -102,7 +102,7 @@ class HashStore(Store):
             return self._shared.objects[key]
 
     def _refuse_in_a_fork(self) -> None:
-        """Raise DistStoreError there. Before the lock, which a thread of the parent's may hold."""
+        """Raise DistStoreError in a forked child, where another thread may have held the lock."""
         if why := refusal(self.describe(), self._shared.pid, "a store of processes, a TCPStore"):
             raise DistStoreError(why)
 
@@ -133,9 +133,9 @@ class HashStore(Store):
         finally:
             unfinished = False
             missing: Fields = ()
-            # All who waited for one key wake up together, and need not queue for the lock then.
+            # All waiters for a key wake up together; without the lock they do not queue for it.
             if waiter in self._waits or self._closed:
-                # Also after Ctrl-C: a wait that nobody waits for must not take a queue's value.
+                # Also after Ctrl-C: an abandoned wait must not take a value from a queue.
                 with self._lock:
                     missing = waiter.missing(table)
                     unfinished = table.withdraw(waiter)

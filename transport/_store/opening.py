@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from transport._deadline import Timeout
 from transport._store.base import Store
 from transport._store.tcp.store import TCPStore
+from transport._waiting.deadline import Timeout
 
 
 def open_store(host: str, port: int, url: str, *, timeout: Timeout, secret: bytes | None) -> Store:
     """Return the store at ``url``, in an etcd; the one at ``host`` and ``port`` where that is "".
 
-    Raises as ``TCPStore`` does; an etcd is asked at the first call.
+    Raises the errors of ``TCPStore``; an etcd is asked at the first call.
     """
     if not url:
         return TCPStore(host, port, timeout=timeout, secret=secret)

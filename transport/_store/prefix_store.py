@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from transport._deadline import Timeout
 from transport._errors import DistError
 from transport._store.arguments import from_key, to_key
 from transport._store.base import Store
 from transport._store.commands import Fields, Op
+from transport._waiting.deadline import Timeout
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class PrefixStore(Store):
 
     Timeout and ``num_keys`` (keys of all prefixes) are those of the wrapped store. Closing it
     closes the wrapped store: close a ``clone``, or make sure that no other user shares the store.
-    Raises TypeError for a ``prefix`` that is no ``str`` and a ``store`` that is no ``Store``.
+    Raises TypeError for a ``prefix`` that is not a ``str`` and a ``store`` that is not a ``Store``.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
@@ -57,7 +57,7 @@ class PrefixStore(Store):
     def list_keys(self) -> list[str]:
         """Return the keys under this prefix, without it, sorted."""
         start = self._key("")
-        keys = self._ask(Op.LIST_KEYS, ())
+        keys = self._request(Op.LIST_KEYS, ())
         return [from_key(key[len(start) :]) for key in keys if key.startswith(start)]
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
@@ -66,9 +66,9 @@ class PrefixStore(Store):
         """
         return self._store.in_process(f"{self._prefix}/{key}", factory)
 
-    def with_patience(self, seconds: float) -> PrefixStore:
-        """Return the same prefix over the wrapped store ``with_patience(seconds)``."""
-        return PrefixStore(self._prefix, self._store.with_patience(seconds))
+    def with_grace(self, seconds: float) -> PrefixStore:
+        """Return the same prefix over the wrapped store ``with_grace(seconds)``."""
+        return PrefixStore(self._prefix, self._store.with_grace(seconds))
 
     def clone(self) -> PrefixStore:
         """Return a store with the same prefix over a clone of the wrapped store."""
@@ -84,14 +84,14 @@ class PrefixStore(Store):
 
     # Everything else goes to the wrapped store.
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
-        return self._store._ask(op, fields)
+    def _request(self, op: Op, fields: Fields) -> Fields:
+        return self._store._request(op, fields)
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         return self._store._await(op, fields, timeout)
 
-    def _tell(self, op: Op, fields: Fields) -> None:
-        self._store._tell(op, fields)
+    def _post(self, op: Op, fields: Fields) -> None:
+        self._store._post(op, fields)
 
     def _will(self, key: bytes, value: bytes) -> bool:
         return self._store._will(key, value)

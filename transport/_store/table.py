@@ -69,13 +69,13 @@ class StoreTable:
         return len(keys)
 
     def add(self, key: bytes, amount: int) -> int:
-        """Add to a counter; raise DistStoreError when the value of ``key`` is no number."""
+        """Add to a counter; raise DistStoreError when the value of ``key`` is not a number."""
         text = self._values.get(key, b"0")
         try:
             total = int(text) + amount
         except ValueError:
             raise DistStoreError(
-                f"key {key_name(key)!r} holds {bytes(text[:40])!r}, which is no number;"
+                f"key {key_name(key)!r} holds {bytes(text[:40])!r}, which is not a number;"
                 " add needs a counter"
             ) from None
         self.set(key, b"%d" % total)

@@ -9,11 +9,10 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys, has_not_entered
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
@@ -22,7 +21,6 @@ from transport._errors import (
     DistStoreError,
     PeerLostError,
 )
-from transport._interrupts import Condition, next_slice
 from transport._links.communicator import LinkCommunicator
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
@@ -34,9 +32,11 @@ from transport._tcp.meeting.dial import Dial, address_key, publish
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind
 from transport._tcp.messages import MessageLink
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition, next_slice
 
-# After so long without the connection that a peer is to make, this rank looks whether it lives.
-_PATIENCE_SECONDS = 0.2
+# If a peer has not connected after this time, this rank checks whether the peer is alive.
+_FIRST_WAIT_SECONDS = 0.2
 _JOIN_SECONDS = 5.0
 
 
@@ -64,7 +64,7 @@ class TcpCommunicator(LinkCommunicator):
         # Guards everything below. Nobody waits for another rank while holding it.
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
-        # By peer, the connections that its link will have, as far as they have come.
+        # By peer, the connections that its link will have, as far as they have arrived.
         self._arrived: dict[int, list[socket.socket | None]] = {}
         self._links: dict[int, TcpLink] = {}
         self._frames = FrameWorker()
@@ -103,7 +103,7 @@ class TcpCommunicator(LinkCommunicator):
     def reach(self, peers: Sequence[int], call: Call) -> None:
         """Connect to those of lower rank in a thread each: together they take no longer than one.
 
-        Raises as ``link`` does for the first that cannot be reached.
+        Raises the errors of ``link`` for the first that cannot be reached.
         """
         found = {*self._links, *self._dialled}
         missing = [peer for peer in peers if peer < self.rank and peer not in found]
@@ -179,7 +179,7 @@ class TcpCommunicator(LinkCommunicator):
             thread.join(deadline.remaining())
 
     def _shut(self, reason: str) -> list[TcpLink | MessageLink]:
-        """Wake those who wait for a connection, and refuse those who are still to come.
+        """Wake the threads that wait for a connection, and refuse later ones.
 
         ``abort_reason`` is set. Returns the connections that there are.
         """
@@ -198,7 +198,7 @@ class TcpCommunicator(LinkCommunicator):
         return links
 
     def _begin_thread(self, name: str, task: Callable[[], None]) -> None:
-        """Connect in a thread of its own. Raises RuntimeError where there is no room for one."""
+        """Connect in a thread of its own. Raises RuntimeError if there is no room for one."""
         thread = threading.Thread(target=task, name=name, daemon=True)
         thread.start()
         self._threads = (*(other for other in self._threads if other.is_alive()), thread)
@@ -245,10 +245,10 @@ class TcpCommunicator(LinkCommunicator):
         return [socks[number] for number in range(count)]
 
     def _await_arrival(self, peer: int, call: Call) -> list[socket.socket]:
-        patience = Deadline.after(min(_PATIENCE_SECONDS, call.deadline.remaining()))
-        socks = self._wait_for_arrival(peer, patience)
+        first_wait = Deadline.after(min(_FIRST_WAIT_SECONDS, call.deadline.remaining()))
+        socks = self._wait_for_arrival(peer, first_wait)
         if socks is None and not call.deadline.expired:
-            # The answer may be that it has left; if it lives, we are told when it goes.
+            # The peer may answer that it has left. If it lives, this rank is notified of its end.
             if peer not in self._message_links:
                 notice = partial(self._notice_end, peer, Call(call.header, call.deadline))
                 try:
@@ -261,7 +261,7 @@ class TcpCommunicator(LinkCommunicator):
         return socks
 
     def _has_not_connected(self, peer: int, call: Call) -> CommunicatorTimeoutError:
-        store = self.membership.store.with_patience(_PATIENCE_SECONDS)
+        store = self.membership.store.with_grace(_FIRST_WAIT_SECONDS)
         with suppress(DistStoreError):
             if not store.check([address_key(peer)]):
                 return has_not_entered(call, self.membership, peer)
@@ -288,10 +288,10 @@ class TcpCommunicator(LinkCommunicator):
                     return None
 
     def _notice_end(self, peer: int, call: Call) -> None:
-        """See to it that this rank learns when ``peer``, for which it waits, is gone."""
+        """Watch ``peer``, for which this rank waits, so that its end is noticed."""
         try:
             self._message_link(peer, call)
-        except PeerLostError:  # of which those who wait for it were told
+        except PeerLostError:  # the waiting threads have this error
             pass
         except (DistError, OSError) as error:
             with self._lock:
@@ -342,7 +342,7 @@ class TcpCommunicator(LinkCommunicator):
             self._miss_if_silent(peer)
 
     def _await_opening(self, peer: int, call: Call) -> None:
-        """Wait until no other thread is connecting to ``peer``. Under the lock."""
+        """Wait until no other thread is connecting to ``peer``. The caller holds the lock."""
         while self._opening.get(peer, threading.get_ident()) != threading.get_ident():
             self.check_open()
             if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
@@ -353,7 +353,7 @@ class TcpCommunicator(LinkCommunicator):
                 )
 
     def _add_message_link(self, peer: int, sock: socket.socket) -> MessageLink:
-        """Exchange messages over a connection. Under the lock."""
+        """Exchange messages over a connection. The caller holds the lock."""
         name = self.membership.describe(peer)
         link = MessageLink(sock, peer, name, self._messages, self.mailbox)
         self._messages.add(link)
@@ -367,9 +367,9 @@ class TcpCommunicator(LinkCommunicator):
         self._miss_if_silent(peer)
 
     def _miss_if_silent(self, peer: int) -> None:
-        """Tell those who wait for ``peer`` that nothing more comes from it, if that is so.
+        """End the waits for ``peer`` if nothing more can arrive from it.
 
-        Something may come as long as there is a connection, or one is being opened: if the peer
+        Something may arrive while there is a connection, or one is being opened: if the peer
         has accepted that already, it may have sent, and left.
         """
         with self._lock:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._errors import CommunicatorAbortedError, PeerLostError
 from transport._link import OnPiece, Request
 from transport._net.reach import is_out_of_reach
@@ -43,7 +43,7 @@ HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 class TcpConnection(ABC):
     """Frames to and from ``peer`` over ``sockets``, which belong to the connection from now on.
 
-    ``name`` is what messages call the peer. Bytes move under ``worker.lock``. What a received frame
+    ``name`` is the peer's name in messages. Bytes move under ``worker.lock``. What a received frame
     is for is up to the two kinds: collectives' frames have been posted, messages are announced.
     """
 
@@ -174,7 +174,7 @@ class TcpConnection(ABC):
 
     @abstractmethod
     def _note_left(self, outgoing: FrameSend) -> None:
-        """Be told of a frame that has left."""
+        """Note that a frame has left."""
 
     @abstractmethod
     def _ahead(self) -> int:
@@ -200,7 +200,7 @@ class TcpConnection(ABC):
         self.leaving.clear()
 
     def abort(self, reason: str = "the link was aborted") -> None:
-        """Wake the threads that are blocked on this connection, here and on the peer. Any thread.
+        """Wake the threads that are blocked on this connection, here and on the peer. Thread-safe.
 
         Those here raise ``CommunicatorAbortedError`` with ``reason``, as do all later calls.
         """
@@ -227,7 +227,7 @@ class TcpConnection(ABC):
         if self.ended is None:
             self.ended = reason
             self._peer_left = peer_left
-        # Wakes those who are in a system call; only then may the descriptor be closed.
+        # Wakes threads in a system call; only then may the descriptor be closed.
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,9 @@
 """Peers that are far: a rule for links whose round trip is ``FAR_SECONDS`` or more.
 
 Such a link has several connections, over which large payloads are striped, and keeps the windows
-of all of them full. The kernel's limit for one connection is less than a long wire takes in a round
-trip. Every other link has one connection. The round trip is measured when the connection is made.
+of all of them full. The kernel's limit for one connection is less than a distant path carries in a
+round trip. Every other link has one connection. The round trip is measured when the connection is
+made.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ _HELD_BACK = 0.7
 
 
 def connections_from_environment() -> int:
-    """Return how many connections a link to a far peer has.
+    """Return the number of connections of a link to a far peer.
 
-    Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is no number from 1 to 16.
+    Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is not a number from 1 to 16.
     """
-    said = os.environ.get(environment.TCP_CONNECTIONS, "").strip() or str(_CONNECTIONS)
-    if not said.isdecimal() or not 1 <= int(said) <= _MOST_CONNECTIONS:
+    value = os.environ.get(environment.TCP_CONNECTIONS, "").strip() or str(_CONNECTIONS)
+    if not value.isdecimal() or not 1 <= int(value) <= _MOST_CONNECTIONS:
         raise ValueError(
-            f"{environment.TCP_CONNECTIONS} is {said!r}; expected a number of connections from 1"
+            f"{environment.TCP_CONNECTIONS} is {value!r}; expected a number of connections from 1"
             f" to {_MOST_CONNECTIONS}"
         )
-    return int(said)
+    return int(value)
 
 
 def connections_to(sock: socket.socket, far: int) -> int:
-    """Return how many connections a link has whose first is ``sock``: ``far`` where its peer is
-    far, else one. The member that connects decides.
+    """Return the number of connections of the link whose first is ``sock``: ``far`` for a far peer,
+    else one. The connecting member decides.
     """
     return far if _round_trip(sock) >= FAR_SECONDS else 1
 
@@ -57,7 +58,7 @@ class Distance:
     ``name`` is the peer's name in messages.
     """
 
-    _said = False
+    _warned = False
 
     def __init__(self, sock: socket.socket, name: str, connections: int) -> None:
         self._name = name
@@ -68,19 +69,19 @@ class Distance:
         """The bytes to keep in flight on the link; 0: no more than one frame."""
 
     def note_sent(self, nbytes: int, seconds: float) -> None:
-        """Be told how long a payload took to leave; say once in a process which settings of the
-        kernel would let links such as this one move more.
+        """Note how long a payload took to leave. Warn once in a process if the kernel's settings
+        limit links such as this one.
         """
-        if Distance._said or nbytes < self.window or not seconds:
+        if Distance._warned or nbytes < self.window or not seconds:
             return
         under_way = nbytes / seconds * self._round_trip
         if under_way >= _HELD_BACK * self.window:
-            Distance._said = True
+            Distance._warned = True
             _LOGGER.warning(
-                "links such as the one to %s, with a round trip of %.1f ms, move %.0f MB/s, which"
-                " is what %d connections may have under way; sysctl net.ipv4.tcp_wmem and"
-                " net.ipv4.tcp_rmem with a maximum of %d on all hosts, or more connections (%s),"
-                " would let them move twice as much",
+                "links such as the one to %s, with a round trip of %.1f ms, move %.0f MB/s, the"
+                " limit of %d connections; sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem with a"
+                " maximum of %d on all hosts, or more connections (%s), would let them move twice"
+                " as much",
                 self._name,
                 1e3 * self._round_trip,
                 nbytes / seconds / 1e6,
@@ -94,7 +95,7 @@ def is_on_this_machine(sock: socket.socket) -> bool:
     """Return whether both ends of a connection are on this machine."""
     try:
         return sock.getsockname()[0] == sock.getpeername()[0]
-    except OSError:  # the peer has hung up already; the first call finds out
+    except OSError:  # the peer has hung up already; the first call reports it
         return False
 
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from transport._call import Call
-from transport._header import HEADER_BYTES, CallHeader
+from transport._calls.call import Call
+from transport._calls.header import HEADER_BYTES, CallHeader
 from transport._link import OnPiece, Request
 from transport._platform import SEND_NOW as NOW
 from transport._tcp.stripes import Stripes
@@ -54,7 +54,7 @@ class Prefix(NamedTuple):
 
 
 def parse_prefix(data: bytes | bytearray | memoryview) -> Prefix:
-    """Return what the first bytes of a frame say."""
+    """Parse the first bytes of a frame."""
     return Prefix(bytes(data[:HEADER_BYTES]), *_LENGTH.unpack_from(data, HEADER_BYTES))
 
 
@@ -73,7 +73,7 @@ class FrameConnection(Protocol):
 
 class FrameSend(Request):
     """A frame on its way out on ``link``, over ``connections``, the first of which carries the
-    prefix. It is done when the kernel has all of it, and lets go of its memory then.
+    prefix. It is done when the kernel has all of it, and releases its memory then.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class FrameSend(Request):
         return self._stripes.left
 
     def skip(self, sent: int) -> None:
-        """Be told that the kernel has taken so many bytes of a small frame already."""
+        """Note that the kernel has already taken this many bytes of a small frame."""
         self.begun = True
         self._take(sent)
 

@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, PeerLostError
 from transport._links.incoming import PendingReceive
 from transport._links.mailbox import Mailbox
-from transport._polling import (
+from transport._tcp.messages import MessageLink
+from transport._tcp.worker import LinkWorker, RetiredConnection
+from transport._waiting.polling import (
     PEER_CLOSED,
     READABLE,
     WRITABLE,
@@ -29,9 +31,7 @@ from transport._polling import (
     can_be_polled,
     new_poller,
 )
-from transport._tcp.messages import MessageLink
-from transport._tcp.worker import LinkWorker, Sockets
-from transport._waiting import SpinWait
+from transport._waiting.spinning import SpinWait
 
 # The pause of the endpoint's thread after a waiting thread has read the connections.
 _AWAY_SECONDS = 0.01
@@ -42,10 +42,10 @@ OnEnd = Callable[[int, PeerLostError], None]
 
 
 class MessageWorker(LinkWorker):
-    """Reads the messages of one communicator. ``on_end`` is told when a connection has ended.
+    """Reads the messages of one communicator. ``on_end`` is called when a connection has ended.
 
-    The thread with the ``turn`` may sleep until something comes. Another thread can go on where it
-    left off, also in the middle of a message. A poller knows the connections.
+    The thread with the ``turn`` may sleep until something arrives. Another thread can go on where
+    it left off, also in the middle of a message. A poller knows the connections.
     ``attend`` has the endpoint's thread call ``due``, and ``wake_endpoint`` wakes that.
     """
 
@@ -104,12 +104,12 @@ class MessageWorker(LinkWorker):
         return list(self._links.values())
 
     def wake(self) -> None:
-        """Have a thread that sleeps look again. Any thread; never blocks."""
+        """Have a thread that sleeps look again. Thread-safe; never blocks."""
         wakeup = self._wakeup
         if wakeup is not None:
             wakeup.notify()
 
-    def retire(self, connection: Sockets) -> None:
+    def retire(self, connection: RetiredConnection) -> None:
         link = self._links.get(connection.first.fileno())
         if link is not None and link is connection:  # the next reader notices the end
             self._released.add(link)
@@ -118,7 +118,7 @@ class MessageWorker(LinkWorker):
             super().retire(connection)
 
     def close(self) -> None:
-        """Let go of all connections, which have been closed."""
+        """Release all connections, which have been closed."""
         self.closed = True
         self.wake()
         for link in self.links:
@@ -135,7 +135,7 @@ class MessageWorker(LinkWorker):
         return self._turn.acquire(blocking=False)
 
     def resume(self) -> None:
-        """Have the endpoint's thread read again: somebody waits for what nobody else reads."""
+        """Have the endpoint's thread read again, because no waiting thread reads."""
         self._attended = False
         self._look_at = 0.0
         self._wake_endpoint()
@@ -143,7 +143,7 @@ class MessageWorker(LinkWorker):
     def carry(self, link: MessageLink | None, settled: Callable[[], bool], call: Call) -> None:
         """Read messages until ``settled()`` or the deadline; the most likely one comes on ``link``.
 
-        For those who took the turn; it is over then.
+        The caller has taken the turn; this ends it.
         """
         deadline = call.deadline
         try:
@@ -190,7 +190,7 @@ class MessageWorker(LinkWorker):
     # Moving bytes.
 
     def serve(self, seconds: float, settled: Callable[[], bool] | None = None) -> bool:
-        """Wait for messages, and read those that have come; return whether there were any."""
+        """Wait for messages, and read those that have arrived; return whether there were any."""
         released, moved, wakeup = self._released, False, self._wakeup
         try:
             self.asleep = seconds > 0
@@ -213,7 +213,7 @@ class MessageWorker(LinkWorker):
         return moved
 
     def _read(self, link: MessageLink, settled: Callable[[], bool] | None) -> bool:
-        """Read what has come on a connection, or as much as settles a receive."""
+        """Read what has arrived on a connection, or as much as settles a receive."""
         moved, ended = False, None
         self.lock.acquire()
         try:
@@ -264,7 +264,7 @@ class MessageWorker(LinkWorker):
         return False
 
     def _release(self) -> None:
-        """Be told that the mailbox has room for messages that it had none for."""
+        """Note that the mailbox has room for messages that it had none for."""
         for link in tuple(self._held):
             self._held.discard(link)
             self._released.add(link)
@@ -313,7 +313,7 @@ class MessageWorker(LinkWorker):
         return on_ready
 
     def _serve_if_alone(self) -> bool:
-        """Read what has come, unless a waiting thread does; return whether this thread has."""
+        """Read what has arrived, unless a waiting thread does; return whether this thread has."""
         if self._attended or not self._turn.acquire(blocking=False):
             return False
         try:

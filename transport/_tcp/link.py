@@ -1,9 +1,8 @@
-"""Links over TCP connections, for the frames of collectives, and what makes progress on them.
+"""Links over TCP connections for the frames of collectives, and the worker that moves the frames.
 
-Waiting happens in the kernel, which lets other ranks have the core. A receiver polls for a moment,
-then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``). This is the cheapest way to wake it:
-a small frame costs one system call at each end. Where several links have work, it waits in
-``poll``.
+Waiting happens in the kernel, so that other ranks can use the core. A receiver polls for a moment,
+then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``). This is the cheapest wakeup: a small
+frame costs one system call at each end. If several links have work, the receiver waits in ``poll``.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
-from transport._interrupts import SLICE_SECONDS, look
 from transport._link import Link, OnPiece, Request, wrong_frame
-from transport._polling import PEER_CLOSED
 from transport._tcp.connection import HALF_A_FRAME, TcpConnection
 from transport._tcp.far import Distance
 from transport._tcp.frame import (
@@ -36,7 +33,9 @@ from transport._tcp.frame import (
 )
 from transport._tcp.stripes import Stripes
 from transport._tcp.worker import LinkWorker
-from transport._waiting import SpinWait
+from transport._waiting.interrupts import SLICE_SECONDS, look
+from transport._waiting.polling import PEER_CLOSED
+from transport._waiting.spinning import SpinWait
 
 
 class TcpLink(TcpConnection, Link):
@@ -52,7 +51,7 @@ class TcpLink(TcpConnection, Link):
         worker: FrameWorker | None = None,
     ) -> None:
         super().__init__(sockets, peer, name, FrameWorker() if worker is None else worker)
-        self.coming: deque[FrameReceive] = deque()
+        self.receives: deque[FrameReceive] = deque()
         self._stripes: Stripes | None = None
         self._spin = SpinWait(pauses=True, main_only=True)
         self.distance: Distance = Distance(self.first, name, len(sockets))
@@ -81,8 +80,8 @@ class TcpLink(TcpConnection, Link):
         if self.ended is not None:
             raise self.lost(self.ended)
         incoming = FrameReceive(self, call, into, tag)
-        self.coming.append(incoming)
-        worker.coming[self] = None
+        self.receives.append(incoming)
+        worker.receiving[self] = None
         return incoming
 
     def wait(self, request: FrameSend | FrameReceive, on_piece: OnPiece | None = None) -> None:
@@ -92,7 +91,7 @@ class TcpLink(TcpConnection, Link):
 
     @property
     def brings_on(self) -> Sequence[socket.socket]:
-        """The sockets that have to bring more; none while a frame waits until it is posted."""
+        """The sockets to read from; none while a frame waits until its receive is posted."""
         if self._is_held():
             return ()
         return (self.first,) if self._stripes is None else self._stripes.left
@@ -101,7 +100,7 @@ class TcpLink(TcpConnection, Link):
         return self._target is None and self._end - self._begin >= PREFIX_BYTES
 
     def receive(self, awaited: FrameReceive, on_piece: OnPiece | None) -> None:
-        """Wait for all of a frame, and for nothing on other links."""
+        """Wait until all of a frame has arrived; ignore other links."""
         if self._target is None and not awaited.done:
             self._spin.until(self.pull)
         flags, deadline = ALL if on_piece is None else 0, awaited.call.deadline
@@ -118,7 +117,7 @@ class TcpLink(TcpConnection, Link):
                 self._poll(awaited.call)
 
     def _poll(self, call: Call) -> None:
-        """Wait until something comes; raise past the deadline."""
+        """Wait until bytes arrive; raise past the deadline."""
         poller = select.poll()
         for sock in self.brings_on:
             poller.register(sock, select.POLLIN)
@@ -128,7 +127,7 @@ class TcpLink(TcpConnection, Link):
                 raise CommunicatorTimeoutError(f"{call.header}: {text}", self.peer)
 
     def check_awaited(self, awaited: FrameReceive) -> None:
-        """Raise if the frame that comes next is none that was posted."""
+        """Raise if no receive was posted for the next frame."""
         if self._is_held():
             prefix = self._prefix()
             if self._find(prefix) is None:
@@ -143,9 +142,9 @@ class TcpLink(TcpConnection, Link):
 
     def withdraw(self) -> None:
         super().withdraw()
-        if self.coming and (self._target is not None or self._begin < self._end):
+        if self.receives and (self._target is not None or self._begin < self._end):
             self.ended = self.ended or HALF_A_FRAME
-        self.coming.clear()
+        self.receives.clear()
         self._target = self._stripes = None
 
     def _note_left(self, outgoing: FrameSend) -> None:
@@ -155,11 +154,11 @@ class TcpLink(TcpConnection, Link):
             self.distance.note_sent(outgoing.nbytes, outgoing.took)
 
     def _ahead(self) -> int:
-        size = len(self.coming[0].into)
+        size = len(self.receives[0].into)
         return PREFIX_BYTES + size if size <= SMALL_BYTES else PREFIX_BYTES
 
     def _begin_frame(self) -> bool:
-        begin, incoming = self._begin, self.coming[0]
+        begin, incoming = self._begin, self.receives[0]
         if bytes(self._staging[begin : begin + PREFIX_BYTES]) != incoming.prefix:
             prefix = self._prefix()
             found = self._find(prefix)
@@ -168,8 +167,8 @@ class TcpLink(TcpConnection, Link):
                     self.check_awaited(incoming)
                 return False
             if found is not incoming:
-                self.coming.remove(found)
-                self.coming.appendleft(found)
+                self.receives.remove(found)
+                self.receives.appendleft(found)
                 incoming = found
             size = incoming.into.nbytes
             if prefix.size != size:
@@ -189,7 +188,7 @@ class TcpLink(TcpConnection, Link):
 
     def _find(self, prefix: Prefix) -> FrameReceive | None:
         """Return the posted receive of a frame."""
-        for incoming in self.coming:
+        for incoming in self.receives:
             if incoming.tag == prefix.tag and incoming.call.packed == prefix.packed:
                 return incoming
         return None
@@ -208,12 +207,12 @@ class TcpLink(TcpConnection, Link):
     def _complete(self, incoming: FrameReceive) -> None:
         incoming.done = True
         self._target = self._stripes = None
-        self.coming.popleft()
-        if not self.coming:
-            del self.worker.coming[self]
+        self.receives.popleft()
+        if not self.receives:
+            del self.worker.receiving[self]
 
     def _stripe_over(self, count: int) -> Sequence[socket.socket]:
-        """Return the connections over which the peer says that a payload comes."""
+        """Return the connections over which the peer sends a payload."""
         if count != len(self.sockets):
             raise ConnectionAbortedError(
                 errno.ECONNABORTED,
@@ -225,29 +224,30 @@ class TcpLink(TcpConnection, Link):
 class FrameWorker(LinkWorker):
     """Moves the frames that the calls of one communicator post, one call at a time.
 
-    ``leaving`` and ``coming`` are the links with frames that are to leave, or are awaited.
+    ``leaving`` are the links with frames to send, ``receiving`` those with posted receives.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.leaving: dict[TcpLink, None] = {}
-        self.coming: dict[TcpLink, None] = {}
+        self.receiving: dict[TcpLink, None] = {}
         self._call: Call | None = None
 
     def begin(self, call: Call) -> None:
-        """Withdraw the frames of a call before ``call`` that was interrupted. Under the lock."""
+        """Withdraw the frames of an interrupted call before ``call``. The caller holds the lock."""
         if call is not self._call:
             overlaps = call.rest is not None and call.rest.overlaps
-            if (self.leaving or self.coming) and not overlaps:
+            if (self.leaving or self.receiving) and not overlaps:
                 self.withdraw()
             self._call = call
 
     def withdraw(self) -> None:
-        """Forget all frames. A link that is in the middle of one ends. Under the lock."""
-        for link in {**self.leaving, **self.coming}:
+        """Forget all frames. A link that is in the middle of one ends. The caller holds the
+        lock."""
+        for link in {**self.leaving, **self.receiving}:
             link.withdraw()
         self.leaving.clear()
-        self.coming.clear()
+        self.receiving.clear()
 
     def wait(
         self, link: TcpLink, request: FrameSend | FrameReceive, on_piece: OnPiece | None
@@ -266,7 +266,7 @@ class FrameWorker(LinkWorker):
         self, link: TcpLink, request: FrameSend | FrameReceive, on_piece: OnPiece | None
     ) -> None:
         awaited = request if isinstance(request, FrameReceive) else None
-        if not request.done and link not in (self.leaving if awaited is None else self.coming):
+        if not request.done and link not in (self.leaving if awaited is None else self.receiving):
             raise CommunicatorAbortedError("a call that overlaps with this one has failed")
         ready: dict[TcpLink, None] | None = None
         while True:
@@ -274,7 +274,7 @@ class FrameWorker(LinkWorker):
                 link.receive(awaited, on_piece)
                 return
             if ready is None:
-                ready = {**self.leaving, **self.coming}
+                ready = {**self.leaving, **self.receiving}
             moved = self._serve(ready)
             if awaited is not None:
                 if on_piece is not None and awaited.received:
@@ -287,37 +287,38 @@ class FrameWorker(LinkWorker):
 
     def _need_read_no_other(self, link: TcpLink) -> bool:
         """True if the kernel has room for whatever comes on other links meanwhile."""
-        return len(self.coming) == 1 or all(
-            other is link or other.coming[0].into.nbytes <= SMALL_BYTES for other in self.coming
+        return len(self.receiving) == 1 or all(
+            other is link or other.receives[0].into.nbytes <= SMALL_BYTES
+            for other in self.receiving
         )
 
     def _serve(self, ready: dict[TcpLink, None]) -> dict[TcpLink, None]:
-        """Move a step of the first frames of these links, each way; return where one moved."""
+        """Move a step of the first frames of these links, each way; return the links that moved."""
         moved: dict[TcpLink, None] = {}
         for link in ready:
             if link.leaving and link.push():
                 moved[link] = None
-            if link.coming and link.pull():
+            if link.receives and link.pull():
                 moved[link] = None
         return moved
 
     def _poll(
         self, call: Call, awaited_link: TcpLink, awaited: FrameReceive | None
     ) -> dict[TcpLink, None]:
-        """Wait until a link takes or brings more; return those.
+        """Wait until links can send or receive more; return those links.
 
-        Raises past the deadline, which names the peers that are waited for, and when a peer has
-        hung up that has not received everything.
+        Raises past the deadline, naming the awaited peers, and if a peer has hung up before it
+        received everything.
         """
         wanted: dict[int, int] = {}
         links: dict[int, TcpLink] = {}
         for link in self.leaving:
             for sock in link.leaving[0].waits_on:
-                # If somebody hangs up who sends, reading finds out, behind what was still sent.
-                hangs_up = 0 if link.coming else PEER_CLOSED
+                # If a sending peer hangs up, reading finds the end behind its last bytes.
+                hangs_up = 0 if link.receives else PEER_CLOSED
                 wanted[sock.fileno()] = select.POLLOUT | hangs_up
                 links[sock.fileno()] = link
-        for link in self.coming:
+        for link in self.receiving:
             for sock in link.brings_on:
                 wanted[sock.fileno()] = wanted.get(sock.fileno(), 0) | select.POLLIN
                 links[sock.fileno()] = link
@@ -331,7 +332,7 @@ class FrameWorker(LinkWorker):
                 break
         for descriptor, events in ready:
             link = links[descriptor]
-            if not link.coming and not events & select.POLLOUT:
+            if not link.receives and not events & select.POLLOUT:
                 raise link.lost("it hung up before it had received everything")
         if not ready:
             parts = [f"{link.name} took nothing" for link in self.leaving]

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._errors import CommunicatorAbortedError, PeerLostError
-from transport._header import Kind
 from transport._link import OnPiece
 from transport._links.incoming import IncomingMessage
 from transport._links.mailbox import Mailbox
@@ -49,7 +49,7 @@ class MessageLink(TcpConnection):
         self._pending: Callable[[], int] | None = getattr(sock, "pending", None)  # TLS has one
 
     def send(self, call: Call, data: memoryview) -> None:
-        """Send one message; raises as ``Link.send`` does. Any number of threads."""
+        """Send one message; raise the errors of ``Link.send``. Thread-safe."""
         worker = self.worker
         worker.lock.acquire()
         try:
@@ -103,8 +103,8 @@ class MessageLink(TcpConnection):
         return self._pending is not None and self._pending() > 0
 
     def fail(self, reason: BaseException) -> PeerLostError:
-        """End the connection, because the peer has left or has sent nonsense; return what those
-        who wait for it are told.
+        """End the connection, because the peer has left or has sent nonsense; return the error for
+        waiting threads.
         """
         aborted = isinstance(reason, CommunicatorAbortedError)
         bare = "this rank aborted" if aborted else str(reason.__cause__ or reason)

@@ -28,7 +28,7 @@ class Stripes:
         self._at = [number * BLOCK_BYTES for number in range(len(sockets))]
 
     def move(self, step: _Step, most: int) -> int:
-        """Move some bytes, at most so many, on each socket that can; return how many in all."""
+        """Move at most this many bytes on each socket that can; return the total."""
         there, total = self.there, 0
         for number, sock in enumerate(self._sockets):
             left = most

@@ -1,8 +1,8 @@
 """Progress on the connections of a communicator: one thread at a time moves their frames.
 
-UCX's name and way: a thread that waits for one frame makes progress on all links of its worker. A
-peer whose frames nobody reads would find its window closed, and its kernel would take the way for a
-slow one.
+As in UCX, a worker is the progress engine of a set of links: a thread that waits for one frame
+makes progress on all links of its worker. Otherwise the window of a peer would close while its
+frames are not read, and its kernel would take the path for a slow one.
 """
 
 from __future__ import annotations
@@ -11,45 +11,45 @@ import socket
 import threading
 from typing import Protocol
 
-from transport._interrupts import is_held
+from transport._waiting.interrupts import is_held
 
 
-class Sockets(Protocol):
-    """A connection that has ended."""
+class RetiredConnection(Protocol):
+    """A connection that has ended, and whose sockets are still open."""
 
     first: socket.socket
 
     def close_sockets(self) -> None:
-        """Close them: nobody uses them."""
+        """Close the sockets; no thread uses them any more."""
         ...
 
 
 class LinkWorker:
-    """Owns ``lock``, under which the bytes of its links move, and closes their sockets.
+    """The base of workers, which are not threads: ``lock``, and the closing of sockets under it.
 
-    A descriptor must not be closed, and given to another file, under a system call: the sockets of
-    a link that has ended are closed when nobody has the lock.
+    Bytes of the worker's links move under the lock. A descriptor that is closed during a system
+    call may be given to another file, so the sockets of an ended link are closed under the lock.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._ended: set[Sockets] = set()
+        self._ended: set[RetiredConnection] = set()
 
     def leave(self) -> None:
-        """Give the lock back."""
+        """Release the lock, and close the sockets of ended connections."""
         self.lock.release()
         if self._ended:
             self._close_ended()
 
-    def retire(self, connection: Sockets) -> None:
-        """Close the sockets of a connection that has been shut down, as soon as nobody uses them.
-        Any thread; never blocks.
+    def retire(self, connection: RetiredConnection) -> None:
+        """Close the sockets of a connection that was shut down, as soon as no thread uses them.
+        Any thread may call it; it never blocks.
         """
         self._ended.add(connection)
         self._close_ended()
 
     def _close_ended(self) -> None:
-        # In the middle of a call of this very thread, its end does so.
+        # If this thread itself holds the lock, ``leave`` closes them.
         if not is_held(self.lock) and self.lock.acquire(blocking=False):
             while self._ended:
                 self._ended.pop().close_sockets()

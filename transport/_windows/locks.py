@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
 from transport._errors import CommunicatorTimeoutError
 from transport._operands.reduce_op import ReduceOp
-from transport._waiting import Pauses
+from transport._waiting.spinning import Pauses
 from transport._windows.memory import REPLACE_IF, WORD, MappedMemory, Target
 
 LOCK = 0
@@ -28,10 +28,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 5e-3
 def acquire(
     target: Target, place: int, shared: bool, call: Call, check: Callable[[int | None, int], None]
 ) -> int:
-    """Take the lock of ``target`` for the member at ``place``; return what gives it back.
+    """Take the lock of ``target`` for the member at ``place``; return a function that releases it.
 
-    ``check(holder, sharing)`` raises when waiting is in vain: for the member at ``holder``, or for
-    ``sharing`` ones (None).
+    ``check(holder, sharing)`` raises when waiting is pointless: for the member at ``holder``, or
+    for ``sharing`` ones (None).
     """
     pauses, seen = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE), 0
     while True:

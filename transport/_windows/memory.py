@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
 from transport._native import core
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
@@ -38,7 +38,7 @@ class Target(Protocol):
     """
 
     direct: bool
-    """Whether this process maps the memory: then everything is done at once, without a ``call``."""
+    """True if this process maps the memory: then everything is done at once, without a ``call``."""
 
     def put(self, call: Call | None, offset: int, values: Flat) -> bool:
         """Store ``values`` at ``offset``; they are copied."""
@@ -67,7 +67,7 @@ class Target(Protocol):
         expected: Any = b"",
         late: Late | None = None,
     ) -> bytes:
-        """As ``combine``; return what was there. ``expected`` is that of REPLACE_IF.
+        """As ``combine``; return the old values. ``expected`` is that of REPLACE_IF.
 
         ``late`` is called with what was there if that is known only after the call's deadline.
         """
@@ -83,7 +83,7 @@ class Target(Protocol):
 
 
 class MappedMemory:
-    """The target whose bytes are ``data`` here. Any thread."""
+    """The target whose bytes are ``data`` here. Thread-safe."""
 
     direct = True
 
@@ -145,7 +145,7 @@ class MappedMemory:
             core.fence()
 
     def check(self, call: Call) -> None:
-        """Do nothing: ``Communicator.check_peer`` knows who is lost."""
+        """Do nothing: ``Communicator.check_peer`` checks for lost members."""
 
     def await_word(self, offset: int, seen: int) -> int:
         """Return the word at ``offset`` once it is not ``seen``, or after ``SLICE_SECONDS``."""

@@ -1,7 +1,8 @@
-"""Windows by messages: this process's threads act on what other members ask of its memory.
+"""Windows by messages: this process's threads handle other members' requests on its memory.
 
-Frames between two members arrive in order, and each is acted on before the next. So a reply to one
-tells that those before it are done. Nothing is sent twice: a peer whose connection breaks is lost.
+Frames between two members arrive in order, and each is handled before the next. So a reply to a
+frame shows that all earlier frames are done. Nothing is sent twice: a peer whose connection breaks
+is lost.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import FIRST_KIND, ChannelFrame
 from transport._channel.threads import ThreadPool
 from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorTimeoutError, DistError, PeerLostError
-from transport._interrupts import next_slice
 from transport._operands.reduce_op import Flat
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.interrupts import next_slice
 from transport._windows.memory import SLICE_SECONDS, Late, MappedMemory
 
 _LOGGER = logging.getLogger("meshlib.transport")
@@ -37,7 +38,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class _WindowOp(IntEnum):
-    """What a frame asks for, and the reply."""
+    """The kinds of requests, and the reply."""
 
     PUT = FIRST_KIND
     GET = FIRST_KIND + 1
@@ -71,7 +72,7 @@ class WindowService:
         self._settling = threading.Lock()
         """Decides whether a reply is late."""
         self._lost: dict[int, str] = {}
-        """Why members are lost, to which this one has sent what may not have arrived."""
+        """The reason by lost member. Frames sent to such a member may not have arrived."""
         own = replace(
             membership,
             group=f"{membership.group}/windows",
@@ -87,7 +88,7 @@ class WindowService:
         self._windows[number] = memory
 
     def withdraw(self, number: int) -> None:
-        """End what ``serve`` began."""
+        """End serving the window ``number``."""
         self._windows.pop(number, None)
 
     def close(self) -> None:
@@ -100,7 +101,7 @@ class WindowService:
     def post(self, call: Call | None, rank: int, kind: int, head: bytes, *values: Any) -> bool:
         """Send a frame that gets no reply, with a copy of ``values``.
 
-        Without a ``call``, nothing is sent and False returned if that had to wait, or goes wrong.
+        Without a ``call``, it returns False and sends nothing if sending would block or fails.
         """
         connection = self._channel.connected(rank)
         usable = connection is not None and not connection.is_choked and rank not in self._lost
@@ -123,13 +124,13 @@ class WindowService:
             raise self._lost_error(rank) from error
         return True
 
-    def ask(
+    def request(
         self, call: Call, rank: int, kind: int, head: bytes, *values: Any, late: Late | None = None
     ) -> bytes | memoryview:
         """Send a frame and return the bytes of its reply.
 
-        Raises PeerLostError when the connection breaks, CommunicatorTimeoutError past the deadline:
-        then ``late`` gets the reply when it comes.
+        Raises PeerLostError if the connection breaks. Raises CommunicatorTimeoutError past the
+        deadline; ``late`` then gets the reply when it arrives.
         """
         request, number = _WindowRequest(), next(self._numbers)
         connection = self.connect(call, rank)
@@ -191,7 +192,7 @@ class WindowService:
     # ------------------------------------------------------------------ the channel's protocol
 
     def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
-        """Act on frames: on requests of the peer, or replies to this member's."""
+        """Handle frames: requests of the peer, or replies to this member's requests."""
         for frame in frames:
             head: bytes | memoryview = frame.data
             if frame.buffers:
@@ -233,8 +234,8 @@ class WindowService:
                         memory.combine(None, offset, code, op, new, bool(wakes))
                 case _:
                     raise ValueError(f"a frame of kind {frame.kind} with {len(values)} bytes")
-        except Exception as error:  # whatever the frame was, the thread serves others as well
-            raise ConnectionError(f"what a peer asks of a window cannot be: {error!r}") from error
+        except Exception as error:  # any bad frame: the thread serves other peers as well
+            raise ConnectionError(f"a peer's request on a window is invalid: {error!r}") from error
         if frame.flags & _REPLIES:
             data = memoryview(reply)
             if data.nbytes <= _INLINE_BYTES:
@@ -274,7 +275,7 @@ class RemoteMemory:
         return self._service.post(call, self._rank, _WindowOp.PUT, head, values.data)
 
     def get(self, call: Call | None, offset: int, nbytes: int) -> memoryview:
-        return self._ask(call, _WindowOp.GET, self._head(offset, nbytes))
+        return self._request(call, _WindowOp.GET, self._head(offset, nbytes))
 
     def combine(
         self, call: Call | None, offset: int, code: int, op: int, values: Any, wakes: bool = False
@@ -293,19 +294,19 @@ class RemoteMemory:
         late: Late | None = None,
     ) -> bytes:
         head = self._head(offset, len(values), code, op, bool(expected), False)
-        return bytes(self._ask(call, _WindowOp.UPDATE, head, values, expected, late=late))
+        return bytes(self._request(call, _WindowOp.UPDATE, head, values, expected, late=late))
 
     def flush(self, call: Call | None) -> None:
-        self.get(call, 0, 0)  # whose reply comes when all before it is done
+        self.get(call, 0, 0)  # its reply arrives when all earlier frames are done
 
     def check(self, call: Call) -> None:
         self._service.connect(call, self._rank)
 
-    def _ask(
+    def _request(
         self, call: Call | None, kind: int, head: bytes, *values: Any, late: Late | None = None
     ) -> memoryview:
         assert call is not None  # a target by messages has one for all that waits
-        return memoryview(self._service.ask(call, self._rank, kind, head, *values, late=late))
+        return memoryview(self._service.request(call, self._rank, kind, head, *values, late=late))
 
     def _head(self, offset: int, nbytes: int, *update: int) -> bytes:
         return _HEAD.pack(self._number, offset, nbytes, *(update or (0, 0, 0, 0)))

@@ -1,4 +1,4 @@
-"""The processes of one library's job, which measure when they are told to and wait otherwise."""
+"""The processes of one library's job, which measure on request and wait otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import meshlib
 from meshlib._bench.libraries import LIBRARIES
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 _START_SECONDS = 120.0
 _MEASURE_SECONDS = 300.0
@@ -40,7 +40,7 @@ _ENVIRONMENT = {
 
 
 class BenchmarkError(RuntimeError):
-    """A job that could not be started, or failed; the message ends with what it printed."""
+    """A job that could not be started, or failed; the message ends with its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Repetitions:
 
     seconds: list[list[float]]
     after_last: list[float]
-    """For each, the seconds from when the last rank entered to when the last one left."""
+    """For each, the seconds from the last rank's entry to the last rank's exit."""
 
     right: bool
     turn: float
-    """Seconds that the block took in all."""
+    """The seconds of the whole block."""
 
     counted: Counter[str]
     """The counts of all ranks since they began, if they count."""
@@ -62,8 +62,8 @@ class Repetitions:
 class LibraryJob:
     """``size`` ranks of ``library``, run by the interpreter ``python``. Made by ``running_job``.
 
-    Each runs ``module`` (or the file of that path), which speaks as ``meshlib._bench.jobs.worker``
-    does. ``folder`` is for its pipes and what it prints.
+    Each rank runs ``module`` (or the file of that path), with the protocol of
+    ``meshlib._bench.jobs.worker``. ``folder`` is for its pipes and its output.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class LibraryJob:
             self._selector.register(fd, selectors.EVENT_READ, rank)
 
     def start(self) -> str:
-        """Have the ranks find each other; return the library's version."""
+        """Let the ranks join their job; return the library's version."""
         deadline = Deadline.after(_START_SECONDS)
         port = self._answers(range(1), deadline)[0]
-        self._tell(range(1, self.size), port)
+        self._send(range(1, self.size), port)
         answers = self._answers(range(self.size), deadline)
         self.processes.pids = [answer["pid"] for answer in answers if "pid" in answer]
         return answers[0]["ready"]
@@ -110,11 +110,11 @@ class LibraryJob:
     ) -> Repetitions:
         """Run one block of repetitions, after ``warmup`` that are not counted.
 
-        The ranks keep their arrays for the next block of the same case if ``keep``. A barrier
-        comes before each repetition if ``synchronised``.
+        If ``keep``, the ranks keep their arrays for the next block of the same case. If
+        ``synchronised``, a barrier precedes each repetition.
         """
         began = time.perf_counter()
-        answers = self.ask(
+        answers = self.query(
             {
                 "case": case,
                 "nbytes": nbytes,
@@ -136,9 +136,9 @@ class LibraryJob:
             sum((Counter(answer.get("counted")) for answer in answers), Counter[str]()),
         )
 
-    def ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+    def query(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Send ``request`` to all ranks; return their answers, by rank."""
-        self._tell(range(self.size), request)
+        self._send(range(self.size), request)
         return self._answers(range(self.size), Deadline.after(_MEASURE_SECONDS))
 
     def end(self, *, orderly: bool) -> None:
@@ -149,7 +149,7 @@ class LibraryJob:
         self.processes.hang_up()
         self.processes.end(_LEAVE_SECONDS)
 
-    def _tell(self, ranks: Sequence[int], message: dict[str, Any]) -> None:
+    def _send(self, ranks: Sequence[int], message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for rank in ranks:
             os.write(self.processes.requests[rank], line)
@@ -180,7 +180,7 @@ class LibraryJob:
 
 
 def _by_call(answers: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
-    """Return for each call what the ranks say of it, by rank."""
+    """Return for each call the ranks' results, by rank."""
     return [list(values) for values in zip(*(answer[name] for answer in answers), strict=True)]
 
 
@@ -188,7 +188,7 @@ def _by_call(answers: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
 def running_job(
     library: str, python: str, size: int, module: str = "meshlib._bench.jobs.worker"
 ) -> Generator[LibraryJob]:
-    """Give a job that runs until the block ends; nothing of it is left afterwards."""
+    """Run a job until the block ends; then remove its processes and files."""
     with tempfile.TemporaryDirectory(prefix="meshlib-bench-") as folder:
         job = LibraryJob(library, python, size, Path(folder), module)
         orderly = False
@@ -202,12 +202,13 @@ def running_job(
 class RankProcesses:
     """The processes of ``size`` ranks that run ``program`` with ``--rank`` appended.
 
-    Each has a pipe of its own in each direction. Ranks that an MPI launcher starts have its input
-    and output, which is why their pipes have names: a shell between the two opens them. A rank that
-    waits in a read of its own pipe uses no processor, as one that waits in a barrier of MPI would.
+    Each rank has its own pipe in each direction. Ranks under an MPI launcher inherit its input and
+    output, so the pipes have names, and a shell opens them in each rank. A rank that waits in a
+    read of its pipe uses no processor; one that waited in a barrier of MPI would.
 
-    ``launcher`` is the command that starts them all, which leaves a rank's number in the variable
-    ``rank_variable``; empty: each is started by itself. What they print goes to ``folder``.
+    ``launcher`` is the command that starts them all, and sets each rank's number in the variable
+    ``rank_variable``. If it is empty, each rank is started by itself. Their output goes to
+    ``folder``.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class RankProcesses:
         self.answers: list[int] = []
         self.log: Path = folder / "errors.txt"
         self.pids: list[int] = []
-        """The ranks' own, where they are known: the launcher's are no children."""
+        """The process ids of the ranks, if known: ranks under a launcher are not its children."""
 
         self._launched = bool(launcher)
         self.started: list[subprocess.Popen[bytes]] = []
@@ -236,7 +237,7 @@ class RankProcesses:
             self.answers.append(os.open(answers, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         shell = ["/bin/sh", "-c", f"RANK=${rank_variable or 'RANK'}; {_SHELL}", str(folder)]
         if launcher:
-            # The launcher lies beside the interpreter whose MPI it belongs to.
+            # The right launcher is in the folder of the interpreter with that MPI.
             beside = str(Path(program[0]).parent)
             path = beside + os.pathsep + environment.get("PATH", os.defpath)
             found = shutil.which(launcher[0], path=path) or launcher[0]
@@ -259,7 +260,7 @@ class RankProcesses:
         return any(process.poll() is not None for process in self.started)
 
     def hang_up(self) -> None:
-        """End the ranks' input, upon which they leave."""
+        """Close the ranks' input, which makes them leave."""
         for fd in (*self.requests, *self.answers):
             os.close(fd)
         self.requests, self.answers = [], []
@@ -273,7 +274,7 @@ class RankProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """Leave no process behind, not even where ranks are a launcher's children."""
+        """Kill all processes, also ranks that are a launcher's children."""
         alive = [process for process in self.started if process.poll() is None]
         if not alive:
             return
@@ -282,7 +283,7 @@ class RankProcesses:
                 os.kill(pid, 9)
         deadline = Deadline.after(_TERMINATE_SECONDS)
         for process in alive:
-            if self._launched:  # a launcher takes its helpers and its files with it, if it may
+            if self._launched:  # on SIGTERM a launcher also ends its helpers and removes its files
                 process.terminate()
             else:
                 process.kill()

@@ -1,4 +1,4 @@
-"""One rank of one library's job: measures what it is told to on stdin, and answers on stdout.
+"""One rank of one library's job: measures as requested on stdin, and answers on stdout.
 
 It runs in the library's own environment, which needs nothing of ours but NumPy. Requests and
 answers are JSON, one a line. Rank 0 begins with ``{"port": …}``, the others are told; each then
@@ -28,7 +28,7 @@ _LEAVE_SECONDS = 10.0
 
 
 class RankBenchmark:
-    """A rank's measurement: one case at a time, whose arrays stay until another's come."""
+    """A rank's measurement of one case at a time; it keeps the arrays until the next case."""
 
     def __init__(self, library: Library, rank: int, size: int) -> None:
         self._library = library
@@ -131,7 +131,7 @@ def speak(
     for line in sys.stdin:
         answer(respond(json.loads(line)))
     del respond  # and the arrays that it has
-    with contextlib.suppress(RuntimeError):  # a peer that left first is no failure here
+    with contextlib.suppress(RuntimeError):  # a peer that left first is not a failure here
         library.leave()
 
 

@@ -1,4 +1,4 @@
-"""The libraries whose functions are c10d's: this one, and torch.distributed with Gloo."""
+"""The libraries with c10d's functions: this one, and torch.distributed with Gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshlib._bench.libraries.library import LOOPBACK, TIMEOUT, Library, ping_po
 
 
 def bind_c10d(dist: Any, case: Case, wrap: Any) -> Bound:
-    """Return the call of ``case`` in ``dist``, on what ``wrap`` makes of the case's arrays."""
+    """Return the call of ``case`` in ``dist``, on the case's arrays converted by ``wrap``."""
     x = wrap(case.input)
     out = wrap(case.output) if case.has_output else x
     parts: list[Any] | None = None

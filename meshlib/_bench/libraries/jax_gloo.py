@@ -1,7 +1,7 @@
-"""JAX over several processes of one CPU device each, whose collectives are Gloo's.
+"""JAX over several processes of one CPU device each, with Gloo's collectives.
 
-Its arrays do not change, so a call makes a new one; that is part of what JAX costs. Calls are
-compiled beforehand, and waited for.
+JAX's arrays are immutable, so a call makes a new one; that is part of JAX's cost. Calls are
+compiled beforehand, and the time includes waiting for the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JaxGloo(Library):
         self._result: Any = None
 
     def host(self, size: int) -> int:
-        with socket.socket() as free:  # the service takes no port 0
+        with socket.socket() as free:  # the service does not accept port 0
             free.bind((LOOPBACK, 0))
             return free.getsockname()[1]
 
@@ -60,7 +60,7 @@ class JaxGloo(Library):
         self._one = self._put(np.ones(1, np.float32))
 
     def _bodies(self) -> dict[str, Callable[[Any], Any]]:
-        """Return by case what each rank makes of its part."""
+        """Return each rank's computation on its part, by case."""
         lax, jnp = self._jax.lax, self._jax.numpy
 
         def all_to_all(x: Any) -> Any:
@@ -95,7 +95,7 @@ class JaxGloo(Library):
     def bind(self, case: Case) -> Bound:
         if case.name == "barrier":
             return self.barrier
-        # JAX may read what it is given later, and the case fills its input with other values.
+        # JAX may read the array later, when the case has filled its input with other values.
         call, x = self._calls[case.name], self._put(case.input.copy())
 
         def run() -> None:

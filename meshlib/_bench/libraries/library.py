@@ -20,14 +20,14 @@ class Library(ABC):
 
     name: ClassVar[str]
     launcher: ClassVar[tuple[str, ...]] = ()
-    """The command that starts the ranks, but for ``-n SIZE`` and the program; none: each rank is
-    started by itself."""
+    """The command that starts the ranks, without ``-n SIZE`` and the program. If it is empty, each
+    rank is started by itself."""
 
     rank_variable: ClassVar[str] = ""
     """The variable in which the launcher passes a rank's number."""
 
     cases: ClassVar[frozenset[str] | None] = None
-    """The cases that it has; None for all."""
+    """The cases that the library supports; None for all."""
 
     @abstractmethod
     def host(self, size: int) -> int:
@@ -43,27 +43,27 @@ class Library(ABC):
 
     @abstractmethod
     def bind(self, case: Case) -> Bound:
-        """Return the call of ``case`` on its arrays, with all that can be prepared done."""
+        """Return the call of ``case`` on its arrays, with all preparation done."""
 
     @abstractmethod
     def version(self) -> str:
-        """Return what was measured."""
+        """Return the name and version of the measured library."""
 
     @abstractmethod
     def leave(self) -> None:
-        """End what ``join`` began."""
+        """Leave the job."""
 
     def empty(self, count: int, most: int) -> Floats:
         """Return an array for a case's input or output; no rank asks for more than ``most``."""
         return np.empty(count, np.float32)
 
     def result(self, case: Case) -> Floats:
-        """Return where the result of the last call is."""
+        """Return the array with the result of the last call."""
         return case.output
 
 
 def ping_pong(rank: int, send: Callable[[int], object], receive: Callable[[int], object]) -> Bound:
-    """Return one turn of rank 0 with rank 1, of what sends to a rank and receives from one."""
+    """Return one ping-pong of rank 0 with rank 1, made of ``send`` and ``receive``."""
 
     def ping() -> None:
         send(1)

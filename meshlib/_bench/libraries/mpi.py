@@ -1,4 +1,4 @@
-"""MPI through mpi4py, at its best: the calls on buffers, in place where a collective has that."""
+"""MPI through mpi4py, with its fastest calls: on buffers, and in place if possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshlib._bench.libraries.library import Library, ping_pong
 
 
 class MpiLibrary(Library):
-    """Whatever MPI the environment has. The launcher tells each rank who it is."""
+    """The MPI of the environment. Its launcher sets each rank's number."""
 
     def __init__(self) -> None:
         self._mpi: Any = importlib.import_module("mpi4py.MPI")

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar, overload
 
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -51,21 +51,21 @@ def all_reduce(
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-            with the result where it can be written to.
-        op: A ``ReduceOp`` that means something for the dtype.
+            with the result if writable.
+        op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
-        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        The result, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX). With
+        ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_reduce(tensor, op, async_op, timeout)
@@ -102,7 +102,7 @@ def scan(
     async_op: bool = False,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Reduce ``tensor`` over the members 0 to this one with ``op``: a prefix, as ``MPI_Scan``.
+    """Reduce ``tensor`` over members 0 to this one with ``op``, as ``MPI_Scan`` does.
 
     Member i gets the bits that ``all_reduce`` gives among the members 0 to i. A member sends
     twice the bytes of ``tensor`` at most.
@@ -110,21 +110,21 @@ def scan(
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-            with the result where it can be written to.
-        op: A ``ReduceOp`` that means something for the dtype, but AVG.
+            with the result if writable.
+        op: A ``ReduceOp`` other than AVG that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
-        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        The result, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX). With
+        ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).scan(tensor, op, async_op, timeout)
@@ -161,7 +161,7 @@ def exscan(
     async_op: bool = False,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan``.
+    """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan`` does.
 
     Member i gets the bits that ``all_reduce`` gives among the members 0 to i - 1. Member 0 gets
     the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. So
@@ -170,21 +170,21 @@ def exscan(
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-            with the result where it can be written to.
-        op: A ``ReduceOp`` that means something for the dtype, but AVG.
+            with the result if writable.
+        op: A ``ReduceOp`` other than AVG that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The result, in ``tensor`` or in a new array if that cannot be written to (JAX). With
-        ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        The result, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX). With
+        ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).exscan(tensor, op, async_op, timeout)
@@ -225,12 +225,12 @@ def broadcast(
     group_src: int | None = None,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Copy ``tensor`` of one member to all.
+    """Copy one member's ``tensor`` to all members.
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-            on all but the source, where it can be written to.
+            on all but the source, if writable.
         src: The global rank of the source.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
@@ -238,15 +238,14 @@ def broadcast(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The source's values, in ``tensor`` or in a new array if that cannot be written to (JAX).
-        With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank that is no
-        member.
+        The source's values, in ``tensor``, or in a new array if ``tensor`` is read-only (JAX).
+        With ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).broadcast(tensor, src, async_op, group_src, timeout)
@@ -291,15 +290,15 @@ def reduce(
     group_dst: int | None = None,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Reduce ``tensor`` over the members with ``op``, into that of one of them.
+    """Reduce ``tensor`` over the members with ``op``, into one member's ``tensor``.
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. The
-            destination's is overwritten with the result where it can be written to; the others'
-            are left as they are.
+            destination's is overwritten with the result if writable; the others' are left as
+            they are.
         dst: The global rank of the destination.
-        op: A ``ReduceOp`` that means something for the dtype.
+        op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
@@ -307,13 +306,13 @@ def reduce(
 
     Returns:
         On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).reduce(tensor, dst, op, async_op, group_dst, timeout)

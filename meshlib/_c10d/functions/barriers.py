@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 @overload
@@ -45,17 +45,17 @@ def barrier(
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
-        device_ids: Accepted for c10d's sake.
+        device_ids: Accepted for compatibility with c10d.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        None; with ``async_op`` a ``Work``, except on a rank that is no member.
+        None; with ``async_op`` a ``Work``, except on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).barrier(async_op, device_ids, timeout)
@@ -64,19 +64,20 @@ def barrier(
 def monitored_barrier(
     group: Group = None, timeout: Timeout | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every member has called; past ``timeout`` say who has not.
+    """Return when every member has called; past ``timeout`` name the missing ranks.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-        wait_all_ranks: Accepted for c10d's sake: all missing ranks are named either way.
+        wait_all_ranks: Accepted for compatibility with c10d: all missing ranks are named either
+            way.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names all who have not come,
-            and where each stands.
+        CollectiveTimeoutError: On every member, past the deadline; names all missing ranks,
+            and the state of each rank.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     resolve_group(group).monitored_barrier(timeout, wait_all_ranks)

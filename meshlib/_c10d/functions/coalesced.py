@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar, overload
 from meshlib._arrays.adapted import ListOf
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -53,21 +53,21 @@ def all_reduce_coalesced(
     Args:
         tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
             bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
-            on every member. Overwritten where they can be written to.
-        op: A ``ReduceOp`` that means something for the dtype.
+            on every member. Overwritten if writable.
+        op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The list of results. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
-        rank that is no member.
+        The list of results. With ``async_op``, a ``Work`` with that result. None on a rank
+        outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_reduce_coalesced(tensors, op, async_op, timeout)
@@ -117,14 +117,14 @@ def all_gather_coalesced(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The lists of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that
-        is. None on a rank that is no member.
+        The lists of gathered arrays. With ``async_op``, a ``Work`` with that result. None on
+        a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather_coalesced(
@@ -174,14 +174,14 @@ def all_gather_into_tensor_coalesced(
         timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
     Returns:
-        ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+        ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather_into_tensor_coalesced(
@@ -230,20 +230,20 @@ def reduce_scatter_tensor_coalesced(
         output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
         input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
             its output, concatenated along dim 0 or stacked.
-        op: A ``ReduceOp`` that means something for the dtype.
+        op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
     Returns:
-        ``output_tensors``, with new arrays where they cannot be written to. With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+        ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).reduce_scatter_tensor_coalesced(

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -58,8 +58,8 @@ def gather_single(
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member.
-        gather_tensor: On the destination an array of ``size()`` times its elements and its
-            dtype: the members' one behind the other, or stacked. None elsewhere.
+        gather_tensor: On the destination an array of that dtype with ``size()`` times the
+            elements: the members' arrays concatenated or stacked. None elsewhere.
         dst: The global rank of the destination; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
@@ -67,15 +67,15 @@ def gather_single(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        On the destination ``gather_tensor``, or a new array if that cannot be written to (JAX);
-        None elsewhere. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a rank
-        that is no member.
+        On the destination ``gather_tensor``, or a new array if it is read-only (JAX); None
+        elsewhere. With ``async_op``, a ``Work`` with that result. None on a rank outside the
+        group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).gather_single(

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar, overload
 from meshlib._arrays.adapted import ListOf
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -59,14 +59,14 @@ def all_gather(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The list of what was gathered. With ``async_op``, a ``Work`` whose ``result()`` that is.
-        None on a rank that is no member.
+        The list of what was gathered. With ``async_op``, a ``Work`` with that result. None on a
+        rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather(tensor_list, tensor, async_op, timeout)
@@ -116,14 +116,14 @@ def all_gather_into_tensor(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        ``output_tensor``, or a new array if that cannot be written to (JAX). With ``async_op``,
-        a ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``output_tensor``, or a new array if it is read-only (JAX). With ``async_op``, a
+        ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather_into_tensor(
@@ -174,20 +174,20 @@ def reduce_scatter(
             it overlaps no other.
         input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
             differ by place, not by member.
-        op: A ``ReduceOp`` that means something for the dtype.
+        op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+        that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).reduce_scatter(output, input_list, op, async_op, timeout)
@@ -236,20 +236,20 @@ def reduce_scatter_tensor(
             member's part of ``input``.
         input: An array of the dtype of ``output``, with ``size()`` times its elements. Its
             parts are joined along dim 0 or stacked in a new first dim.
-        op: A ``ReduceOp`` that means something for the dtype.
+        op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         async_op: Return a ``Work`` at once, not the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+        that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).reduce_scatter_tensor(output, input, op, async_op, timeout)

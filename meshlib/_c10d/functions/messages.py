@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -61,8 +61,8 @@ def isend(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        A ``Work``, whose ``wait()`` raises what goes wrong on the way; None on a rank that is
-        no member.
+        A ``Work``, whose ``wait()`` raises the errors of the call; None on a rank outside the
+        group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -78,12 +78,12 @@ def recv(
     group_src: int | None = None,
     timeout: Timeout | None = None,
 ) -> int:
-    """Receive into ``tensor`` what one member sends.
+    """Receive a message from one member into ``tensor``.
 
     Args:
         tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
-            of ml_dtypes' floats. The sender's has its size and dtype. An array that cannot be
-            written to (JAX) is a TypeError: use ``irecv(...).result()``.
+            of ml_dtypes' floats. The sender's has its size and dtype. An array that is
+            read-only (JAX) is a TypeError: use ``irecv(...).result()``.
         src: The global rank of the source; any member will do if neither it nor ``group_src``
             is given.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
@@ -93,7 +93,7 @@ def recv(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The sender's global rank; -1 on a rank that is no member.
+        The sender's global rank; -1 on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
@@ -113,7 +113,7 @@ def irecv(
     group_src: int | None = None,
     timeout: Timeout | None = None,
 ) -> Work[A]:
-    """Begin to receive into ``tensor`` what one member sends.
+    """Begin to receive a message from one member into ``tensor``.
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -128,9 +128,9 @@ def irecv(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        A ``Work``, whose ``result()`` is the array, a new one if ``tensor`` cannot be written
-        to (JAX), ``source_rank()`` the sender, and ``wait()`` raises what goes wrong on the
-        way. None on a rank that is no member.
+        A ``Work``. Its ``result()`` is the array, or a new one if ``tensor`` is read-only
+        (JAX). Its ``source_rank()`` is the sender, and its ``wait()`` raises the errors of the
+        call. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 
 def broadcast_object_list(
@@ -17,7 +17,7 @@ def broadcast_object_list(
     group_src: int | None = None,
     timeout: Timeout | None = None,
 ) -> list[Any]:
-    """Replace the objects in ``object_list`` by those of one member.
+    """Replace the objects in ``object_list`` by the objects of one member.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
     only ranks that know the job's secret can send one.
@@ -26,13 +26,13 @@ def broadcast_object_list(
         object_list: A list, of the same length on every member.
         src: The global rank of the source; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        device: Accepted for c10d's sake.
+        device: Accepted for compatibility with c10d.
         group_src: The source's rank in the group, instead of ``src``.
-        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-            array call in it has the group's.
+        timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+            of its array calls has the group's deadline.
 
     Returns:
-        ``object_list``; None on a rank that is no member.
+        ``object_list``; None on a rank outside the group.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -40,7 +40,7 @@ def broadcast_object_list(
         ValueError: For a wrong rank, and on a member whose list has another length than the
             source's.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).broadcast_object_list(object_list, src, device, group_src, timeout)
@@ -58,18 +58,18 @@ def all_gather_object(
         object_list: A list with ``size()`` entries, which are replaced.
         obj: An object that can be pickled.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-            array call in it has the group's.
+        timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+            of its array calls has the group's deadline.
 
     Returns:
-        ``object_list``; None on a rank that is no member.
+        ``object_list``; None on a rank outside the group.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
             moves.
         ValueError: For a list of another length.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_gather_object(object_list, obj, timeout)
@@ -95,11 +95,11 @@ def gather_object(
         dst: The global rank of the destination; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         group_dst: The destination's rank in the group, instead of ``dst``.
-        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-            array call in it has the group's.
+        timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+            of its array calls has the group's deadline.
 
     Returns:
-        ``object_gather_list``: on the destination the list, elsewhere None.
+        ``object_gather_list`` on the destination, None elsewhere.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -107,7 +107,7 @@ def gather_object(
         ValueError: For a wrong rank, a list of another length, none on the destination or one
             elsewhere.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).gather_object(obj, object_gather_list, dst, group_dst, timeout)
@@ -121,7 +121,7 @@ def scatter_object_list(
     group_src: int | None = None,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Give member i entry i of one member's list, as ``scatter_object_output_list[0]``.
+    """Put entry i of one member's list into member i's ``scatter_object_output_list[0]``.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
     only ranks that know the job's secret can send one.
@@ -129,23 +129,22 @@ def scatter_object_list(
     Args:
         scatter_object_output_list: A list with at least one entry, the first of which is
             replaced.
-        scatter_object_input_list: On the source one object for each member; not looked at
-            elsewhere.
+        scatter_object_input_list: On the source one object for each member; ignored elsewhere.
         src: The global rank of the source; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         group_src: The source's rank in the group, instead of ``src``.
-        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-            array call in it has the group's.
+        timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+            of its array calls has the group's deadline.
 
     Returns:
-        The object; None on a rank that is no member.
+        The object; None on a rank outside the group.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
             moves.
         ValueError: For a wrong rank, an empty output list, or no input list on the source.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).scatter_object_list(
@@ -171,12 +170,12 @@ def send_object_list(
         object_list: Objects that can be pickled.
         dst: The global rank of the destination.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        device: Accepted for c10d's sake.
+        device: Accepted for compatibility with c10d.
         group_dst: The destination's rank in the group, instead of ``dst``.
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
-        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-            array call in it has the group's.
+        timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+            of its array calls has the group's deadline.
 
     Raises:
         TypeError: For a wrong argument or an object that cannot be pickled, before any byte
@@ -197,30 +196,30 @@ def recv_object_list(
     tag: int = 0,
     timeout: Timeout | None = None,
 ) -> int:
-    """Replace the objects in ``object_list`` by those that one member sends.
+    """Replace the objects in ``object_list`` by the objects that one member sends.
 
     Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
     only ranks that know the job's secret can send one.
 
     Args:
-        object_list: A list as long as what is sent.
+        object_list: A list of the length of the sender's.
         src: The global rank of the source; any member will do if neither it nor ``group_src``
             is given.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        device: Accepted for c10d's sake.
+        device: Accepted for compatibility with c10d.
         group_src: The source's rank in the group, instead of ``src``.
         tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
             do not overtake each other.
-        timeout: The deadline of the whole: seconds, a timedelta or "30s"; by default each
-            array call in it has the group's.
+        timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
+            of its array calls has the group's deadline.
 
     Returns:
-        The sender's global rank; -1 on a rank that is no member.
+        The sender's global rank; -1 on a rank outside the group.
 
     Raises:
         TypeError: For a wrong argument.
-        ValueError: For a wrong rank or tag, and if another number of objects was sent; they are
-            lost.
+        ValueError: For a wrong rank or tag, and if the sender's list has another length; its
+            objects are lost.
         CollectiveTimeoutError: Past the deadline; the group stays usable.
         RankFailedError: If the other end dies or leaves.
     """

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 from meshlib._arrays.adapted import ListOf
 from meshlib._calls.work import Work
 from meshlib._job.current import Group, resolve_group
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
@@ -69,14 +69,14 @@ def gather(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The list of what was gathered on the destination, None elsewhere. With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        The list of gathered arrays on the destination, None elsewhere. With ``async_op``, a
+        ``Work`` with that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).gather(tensor, gather_list, dst, async_op, group_dst, timeout)
@@ -135,14 +135,14 @@ def scatter(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        ``tensor``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``tensor``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+        that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).scatter(tensor, scatter_list, src, async_op, group_src, timeout)
@@ -191,14 +191,14 @@ def all_to_all(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The list of outputs. With ``async_op``, a ``Work`` whose ``result()`` that is. None on a
-        rank that is no member.
+        The list of outputs. With ``async_op``, a ``Work`` with that result. None on a rank
+        outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_to_all(output_tensor_list, input_tensor_list, async_op, timeout)
@@ -243,7 +243,7 @@ def all_to_all_single(
     async_op: bool = False,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Split ``input`` along dim 0, send part j to member j, join what comes in ``output``.
+    """Split ``input`` along dim 0, send part j to member j, join received parts in ``output``.
 
     Args:
         output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -258,14 +258,14 @@ def all_to_all_single(
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        ``output``, or a new array if that cannot be written to (JAX). With ``async_op``, a
-        ``Work`` whose ``result()`` that is. None on a rank that is no member.
+        ``output``, or a new array if it is read-only (JAX). With ``async_op``, a ``Work`` with
+        that result. None on a rank outside the group.
 
     Raises:
         TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
             no member can make the call; else the others raise CollectiveMismatchError.
         CollectiveMismatchError: On every member, if they make different calls.
-        CollectiveTimeoutError: On every member, past the deadline; names who has not come.
+        CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
     return resolve_group(group).all_to_all_single(

@@ -1,9 +1,9 @@
-"""``Failure``: how a group breaks, and what its users see of it.
+"""``Failure``: how a group breaks, and which errors its users see.
 
-A member with wrong arguments makes no call, but numbers it all the same. If every member's are
-wrong, as usual, the members stay in step and the group stays usable. If only some are, the others
-would wait in vain. An event of the job's log tells them why, where and on which rank, and they
-raise ``CollectiveMismatchError``.
+A member with wrong arguments makes no call, but still gives it a number. Usually every member's
+arguments are wrong; then the members stay in step and the group stays usable. If only some
+members' are wrong, the others would wait in vain. An event in the job's log tells them why, where
+and on which rank, and they raise ``CollectiveMismatchError``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from meshlib._calls.state import GroupState, Lifecycle
 from meshlib._events.events import Abort, Departures, Refused
 from meshlib._events.log import STORE_SECONDS, publish
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import ONE_SIDED, CallHeader, Kind
 from transport._communicators.base import Communicator
 from transport._errors import (
     CollectiveMismatchError,
@@ -30,9 +31,8 @@ from transport._errors import (
     PeerLostError,
     RankFailedError,
 )
-from transport._header import ONE_SIDED, CallHeader, Kind
 
-# Errors about other ranks: they do not tell why those ranks have lost this one.
+# Errors about other ranks: they do not explain why those ranks have lost this one.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
 _MESSAGES = (Kind.SEND, Kind.RECV)
 # Calls that can end at their deadline while the group stays usable.
@@ -44,7 +44,7 @@ def _never_made(communicator: Communicator, call: Call) -> None:
 
 
 class Failure:
-    """Writes a group's ``state`` and acts on it: on this rank, and by the store on all others."""
+    """Breaks a group: on this rank by its ``state``, on the others through the store."""
 
     def __init__(self, state: GroupState) -> None:
         self._state = state
@@ -63,10 +63,10 @@ class Failure:
             for communicator in communicators:
                 if communicator.abort_reason is not None:
                     error = self._own(CommunicatorAbortedError(communicator.abort_reason), error)
-            news = state.advance(Lifecycle.BROKEN, error)
-        for tell in state.failure_listeners:
-            tell(error)
-        if news:  # by this rank and by what another one reports it comes twice
+            changed = state.advance(Lifecycle.BROKEN, error)
+        for notify in state.failure_listeners:
+            notify(error)
+        if changed:  # False if this rank and another rank's report both break the group
             self._context.log.info("%s is broken: %s", self._members, error)
         self._context.note_failure(error)
         for communicator in communicators:
@@ -78,20 +78,18 @@ class Failure:
             context = self._context
             with suppress(DistStoreError):
                 # The others learn the reason before they see this rank's channels close.
-                publish(
-                    context.store.with_patience(STORE_SECONDS), Abort.of(self._members.id, error)
-                )
+                publish(context.store.with_grace(STORE_SECONDS), Abort.of(self._members.id, error))
             self.fail(error)
 
-    def note_told(self) -> None:
+    def mark_reported(self) -> None:
         """Note that the program has seen the failure, if the group is broken."""
         if self._state.error is not None:
             self._state.retire()
 
-    def told(self, record: Record, error: BaseException) -> BaseException:
+    def reported(self, record: Record, error: BaseException) -> BaseException:
         """Return ``error``; if ``record`` is synchronous, note that the program sees it now."""
         if record.sync:
-            self.note_told()
+            self.mark_reported()
         return error
 
     # ------------------------------------------------------------------ members that leave
@@ -99,9 +97,9 @@ class Failure:
     def do_without(self, left: Departures) -> None:
         """Note that ranks have left the job.
 
-        If a member made no call on the group, calls that need it raise ``RankFailedError``, those
-        under way too; others go on. If it made some, its channels tell who needs it. What it sent
-        is still received.
+        If such a member made no call on the group, calls that need it raise ``RankFailedError``,
+        including open calls; other calls go on. If it made some, its channels notify the ranks that
+        need it. Messages that it sent are still received.
         """
         members, state = self._members, self._state
         with state.lock:
@@ -116,13 +114,13 @@ class Failure:
         state.lose(communicators, left.ranks)
         if not absent or state.destroyed:
             return
-        # A call that starts from now on sees for itself who is absent.
+        # Later calls check for absent members themselves.
         for record in self._context.recorder.records(members.id):
             if record.started and not record.ended:
                 self.break_if_deserted(record)
 
     def break_if_deserted(self, record: Record) -> bool:
-        """Break the group if ``record``'s call needs a member that is absent; say whether."""
+        """Break the group if ``record``'s call needs an absent member; return True if so."""
         absent, members = self._state.absent, self._members
         for place in absent if record.peer == COLLECTIVE else (record.peer,):
             if place in absent:
@@ -136,9 +134,9 @@ class Failure:
     # ------------------------------------------------------------------ refused calls
 
     def refuse(self, kind: Kind, error: Exception) -> None:
-        """Number and record a call that this rank does not make, as it raises ``error``, and tell.
+        """Number and record a call that raised ``error`` here, and report it to the other members.
 
-        Messages have no place in the order of the group, and nobody is told of them.
+        Point-to-point calls have no number in the group's order, and are not reported.
         """
         context, state, members = self._context, self._state, self._members
         if kind in _MESSAGES:
@@ -160,11 +158,11 @@ class Failure:
             f" {members}, {record.site}: {what}"
         )
         with suppress(DistStoreError):
-            store = context.store.with_patience(STORE_SECONDS)
+            store = context.store.with_grace(STORE_SECONDS)
             publish(store, Refused(members.id, number, message))
 
-    def hear_refusal(self, refusal: Refused) -> None:
-        """Break the group if this rank has made the call of ``refusal``, or else when it does."""
+    def on_refusal(self, refusal: Refused) -> None:
+        """Break the group if this rank has made the call of ``refusal``, or as soon as it does."""
         state = self._state
         with state.lock:
             if state.order.sequence < refusal.sequence:
@@ -180,7 +178,7 @@ class Failure:
         self._break_by(refusal)
 
     def break_if_refused(self, record: Record) -> bool:
-        """Break the group if another member has refused ``record``'s call; say whether."""
+        """Break the group if another member has refused ``record``'s call; return True if so."""
         if record.peer != COLLECTIVE:
             return False
         with self._state.lock:
@@ -192,16 +190,16 @@ class Failure:
     def _break_by(self, refusal: Refused) -> None:
         self.fail_everywhere(CollectiveMismatchError(refusal.message))
 
-    # ------------------------------------------------------------------ what the user sees
+    # ------------------------------------------------------------------ errors for the user
 
     def seen_by_user(self, record: Record, error: BaseException) -> BaseException:
-        """Return what the user sees for ``error``; break the group unless it is still whole."""
+        """Return the exception that the user gets for ``error``; break the group if needed."""
         state, members = self._state, self._members
         if state.destroyed:
-            if known := state.await_failure(0):  # it was broken, and that is why
+            if known := state.await_failure(0):  # it was broken before
                 return self._own(error, known) if isinstance(error, DistError) else known
             return DistBackendError(f"{members} was destroyed while {record.header} was under way")
-        # Nothing half-done lies on the wire.
+        # These errors leave no partial data on the wire, so the group stays usable.
         if record.header.kind == Kind.RECV and isinstance(error, HeaderMismatchError):
             return CollectiveMismatchError(f"{error} ({record.header} on {members})")
         if record.header.kind in _ENDED_BY_TIME and isinstance(error, CommunicatorTimeoutError):
@@ -213,39 +211,44 @@ class Failure:
             explained = reporter.explain(record, error)
             self.fail(explained)
             return self._own(error, explained)
-        # KeyboardInterrupt, MemoryError …: the user sees it as it is, but the other members must
-        # not wait for a rank that stopped in the middle.
+        # KeyboardInterrupt, MemoryError …: the user gets it unchanged, but the other members must
+        # not wait for a rank that stopped in the middle of a call.
         rank = members.global_rank
         why = f"{type(error).__name__}: {error}".rstrip(": ")
         left = f"rank {rank} left {record.header} on {members}: {why}"
         self.fail(reporter.explain(record, RankFailedError(left, rank)))
         return error
 
-    def _own(self, error: DistError, told: DistError) -> DistError:
-        """Return what this rank raises for its ``error`` when the group's members are ``told``.
+    def _own(self, error: DistError, reported: DistError) -> DistError:
+        """Return the error to raise here for ``error``, if ``reported`` is the group's error.
 
-        The others may have been first to say that they lost this rank. It knows better why.
+        ``reported`` may be another rank's report that it lost this rank. Then this rank's own error
+        explains more.
         """
         rank = self._members.global_rank
-        if not isinstance(told, RankFailedError) or told.rank != rank or str(told) in str(error):
-            return told
+        if (
+            not isinstance(reported, RankFailedError)
+            or reported.rank != rank
+            or str(reported) in str(error)
+        ):
+            return reported
         if isinstance(error, _OF_OTHERS):
-            return told
+            return reported
         own = DistBackendError(f"{self._members} failed on rank {rank}: {error}")
-        own.__cause__ = told
+        own.__cause__ = reported
         return own
 
     def explain(self, record: Record, error: Exception, at_fault: CallHeader | None) -> Exception:
-        """Return what the user sees for the ``error`` of a device's work for ``record``.
+        """Return the exception that the user gets for the ``error`` of a device in ``record``.
 
-        ``at_fault`` is the call that went wrong, if it was another one.
+        ``at_fault`` is the call that failed, if it was another one.
         """
         if known := self._state.await_failure(0):
-            self.note_told()
+            self.mark_reported()
             return known
         if at_fault is not None and at_fault != record.header:
             mine = self._context.recorder.records(self._members.id)
             record = next((r for r in mine if r.header == at_fault), record)
         seen = self.seen_by_user(record, error)
-        self.note_told()
+        self.mark_reported()
         return seen if isinstance(seen, Exception) else error

@@ -9,8 +9,8 @@ from meshlib._calls.failures.statements import CALLS_BEFORE, Statement
 from meshlib._calls.members import Members
 from meshlib._plain_text import columns, have, named
 from meshlib._recording.recorder import ANY_SOURCE, Record
+from transport._calls.header import CallHeader
 from transport._errors import DistError, HeaderMismatchError, PeerLostError, StoreSilentError
-from transport._header import CallHeader
 from transport._net.reach import is_out_of_reach
 
 ANSWER_SECONDS = 0.5
@@ -25,7 +25,7 @@ def mismatch_message(
     error: HeaderMismatchError,
     statements: Mapping[int, Statement],
 ) -> str:
-    """Return the table of what each member called."""
+    """Return the table of the members' calls."""
     sequence = _first_difference(statements.values(), record.header.sequence)
     received = error.received
     noticed = f"noticed by rank {group.global_rank}: {error}"
@@ -37,14 +37,14 @@ def mismatch_message(
         )
     rows: list[tuple[str, str, str]] = []
     for rank in group.ranks:
-        said = statements.get(rank)
-        call = said.call_at(sequence) if said else None
+        statement = statements.get(rank)
+        call = statement.call_at(sequence) if statement else None
         if call is not None:
             rows.append((str(rank), str(call), call.site))
         elif rank == group.ranks[error.peer] and isinstance(received, CallHeader):
             rows.append((str(rank), str(received), "(from its message)"))
         else:
-            rows.append((str(rank), "no such call yet" if said else "no answer", ""))
+            rows.append((str(rank), "no such call yet" if statement else "no answer", ""))
     return (
         f"the members of {group} made different calls (#{sequence} of this group)\n"
         f"{table(('rank', 'call', 'where'), rows)}\n"
@@ -53,7 +53,7 @@ def mismatch_message(
 
 
 def timeout_message(group: Members, record: Record, statements: Mapping[int, Statement]) -> str:
-    """Return who has not come to the call, and where each member stands."""
+    """Return the missing members of the call, and the state of each member."""
     sequence = record.header.sequence
     seconds = record.deadline.seconds if record.started else time.monotonic() - record.issued
     if record.peer >= 0:
@@ -63,8 +63,8 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
             f"rank {receiver} did not receive it\n"
             + _where(receiver, statements.get(receiver), None)
         )
-    come = {rank for rank, said in statements.items() if said.has_come(sequence)}
-    missing = [rank for rank in group.ranks if rank not in come]
+    arrived = {rank for rank, statement in statements.items() if statement.has_arrived(sequence)}
+    missing = [rank for rank in group.ranks if rank not in arrived]
     who = (
         f"{named(missing)} {have(missing)} not come"
         if missing
@@ -82,29 +82,30 @@ def lost_message(
     statements: Mapping[int, Statement],
     departed: Sequence[int],
 ) -> str:
-    """Return that a rank is gone (or has closed its end), and during what."""
+    """Return the message that a rank is gone (or has closed its end), and during which call."""
     lost = group.ranks[error.peer]
-    said = statements.get(lost)
+    statement = statements.get(lost)
     if record.peer == ANY_SOURCE:
         others = named([rank for rank in group.ranks if rank != group.global_rank])
         what = f"all that could send have left {group} ({others})"
     elif lost in departed:
         what = f"rank {lost} has left the job"
-    elif said is None and error.unreachable:
+    elif statement is None and error.unreachable:
         what = f"rank {lost} cannot be reached, nor does it answer: {error}"
-    elif said is None:
+    elif statement is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"
     else:
         what = (
-            f"rank {lost} closed its connection but is alive (pid {said.pid} on {said.host}):"
-            f" it has left {group} ({error})"
+            f"rank {lost} closed its connection but is alive"
+            f" (pid {statement.pid} on {statement.host}): it has left {group} ({error})"
         )
     return f"{what}; rank {group.global_rank} noticed in {record.header} on {group}, {record.site}"
 
 
 def end_of_server(error: DistError | None) -> str:
-    """Return what has become of a rank with whose store the connection ended by ``error``: "rank 0
-    …". How a host ended that is cut off, its peers cannot know.
+    """Return the fate of the rank that served the store, for a message: "rank 0 …".
+
+    ``error`` ended the connection to the store. Peers cannot know how a host ended that is cut off.
     """
     if isinstance(error, StoreSilentError) or is_out_of_reach(getattr(error, "__cause__", None)):
         return f"cannot be reached, nor the store that it serves: {error}"
@@ -114,7 +115,9 @@ def end_of_server(error: DistError | None) -> str:
 def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
     """Return the number of the first collective up to ``sequence`` that differs between ranks."""
     for number in range(max(1, sequence - CALLS_BEFORE), sequence):
-        calls = [call for said in statements if (call := said.call_at(number)) is not None]
+        calls = [
+            call for statement in statements if (call := statement.call_at(number)) is not None
+        ]
         if len({call.header.what for call in calls}) > 1:
             return number
     return sequence
@@ -122,25 +125,27 @@ def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
 
 def _where(
     rank: int,
-    said: Statement | None,
+    statement: Statement | None,
     sequence: int | None,
     missing: Sequence[int] = (),
 ) -> str:
     """Return the state of ``rank`` in or before collective ``sequence`` (None: in none).
 
-    ``missing`` are the members that have not come, for which the others wait.
+    ``missing`` are the members that have not arrived, for which the others wait.
     """
-    if said is None:
+    if statement is None:
         return (
             f"  rank {rank}: silent (no answer in {ANSWER_SECONDS:g} s: stopped, gone or cut off)"
         )
-    here = None if sequence is None else said.call_at(sequence)
-    lines = [f"  rank {rank} (pid {said.pid} on {said.host}):"]
+    here = None if sequence is None else statement.call_at(sequence)
+    lines = [f"  rank {rank} (pid {statement.pid} on {statement.host}):"]
     if here is None:
         if sequence is not None:
             lines.append("    has not come")
-        lines += [f"    its last call here: {c} ({c.state}), {c.site}" for c in said.calls[-1:]]
-        lines += [f"    now in {c} on {c.group}, {c.site}" for c in said.elsewhere]
+        lines += [
+            f"    its last call here: {c} ({c.state}), {c.site}" for c in statement.calls[-1:]
+        ]
+        lines += [f"    now in {c} on {c.group}, {c.site}" for c in statement.elsewhere]
     else:
         waits = here.waiting_for
         suffix = "" if waits is None else f", waits for rank {waits}"
@@ -148,7 +153,7 @@ def _where(
         if missing and waits not in missing:
             suffix += f", misses {named(missing)}"
         lines.append(f"    {here} ({here.state}{suffix}), {here.site}")
-    lines += [f"    | {line}" for line in said.stack[-STACK_LINES:]]
+    lines += [f"    | {line}" for line in statement.stack[-STACK_LINES:]]
     return "\n".join(lines)
 
 

@@ -33,7 +33,6 @@ from meshlib._calls.state import GroupState
 from meshlib._events.events import Abort, Query
 from meshlib._events.log import STORE_SECONDS, answer_key, publish
 from meshlib._recording.recorder import Record
-from transport._deadline import Deadline
 from transport._errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
@@ -47,36 +46,37 @@ from transport._errors import (
     StoreTimeoutError,
 )
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
 DOUBTFUL_SECONDS = 0.15
-# A connection can break a moment before the news of why arrives.
-NEWS_SECONDS = 0.4
+# A connection can break a moment before the reason arrives.
+REASON_SECONDS = 0.4
 # The time that other members grant the reporter before they raise their own view.
 REPORT_SECONDS = 3.0
-# A rank that has not come to the call gets this long, so that the table has its call too.
+# A rank that has not reached the call gets this long, so that the table has its call too.
 ARRIVAL_SECONDS = 0.25
 _ARRIVAL_PAUSE = 0.02
 
 
 class Reporter:
-    """Finds out why a call of a group failed, whose ``state`` that is, and tells everybody."""
+    """Finds out why a call failed, and reports it to all members of the group with ``state``."""
 
     def __init__(self, state: GroupState, store: Store) -> None:
         self._state = state
         self._group = state.members
-        self._store = store.with_patience(STORE_SECONDS)
+        self._store = store.with_grace(STORE_SECONDS)
 
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.
 
         Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
-        silent: a rank that is cut off from it raises what it saw itself. Breaks the group.
+        silent. A rank that is cut off from the store raises its own error. Breaks the group.
         """
         group, state = self._group, self._state
         if isinstance(error, PeerLostError) and group.ranks[error.peer] not in state.departed:
-            news = state.await_failure(NEWS_SECONDS)
-            if news is not None:
-                return news
+            known = state.await_failure(REASON_SECONDS)
+            if known is not None:
+                return known
         mine = os.urandom(8).hex()
         try:
             key = f"failure/{group.id}"
@@ -85,7 +85,7 @@ class Reporter:
                 return failure
             event = self._investigate(record, error, mine)
             if not won:
-                # The first reporter is itself gone or stuck: what this rank saw stands.
+                # The first reporter is itself gone or stuck: this rank's own view stands.
                 return event.exception()
             if known := state.await_failure(0):
                 return known
@@ -93,9 +93,9 @@ class Reporter:
             failure = state.await_failure(REPORT_SECONDS)
             return failure or event.exception()
         except DistStoreError as store_error:
-            # If the store went with the rank that served it, that is known in a moment.
-            if news := state.await_failure(NEWS_SECONDS):
-                return news
+            # If the rank that served the store is lost, its loss is known in a moment.
+            if known := state.await_failure(REASON_SECONDS):
+                return known
             kind, lost = self._kind_of(error)
             message = (
                 f"{group} failed on rank {group.global_rank}: {error} "
@@ -106,7 +106,7 @@ class Reporter:
     def _investigate(self, record: Record, error: DistError, ticket: str) -> Abort:
         group = self._group
         doubtful = group.ranks[error.peer] if isinstance(error, PeerLostError) else None
-        statements = self._ask(ticket, record.header.sequence, doubtful)
+        statements = self._query(ticket, record.header.sequence, doubtful)
         kind, lost = self._kind_of(error)
         if isinstance(error, HeaderMismatchError):
             self._await_arrivals(record.header.sequence, statements)
@@ -122,7 +122,7 @@ class Reporter:
         return Abort(group.id, kind.__name__, message, lost)
 
     def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
-        """Return what all members raise for ``error``, and the rank that is gone, if one is."""
+        """Return the error of all members for ``error``, and the lost rank, if any."""
         if isinstance(error, HeaderMismatchError):
             return CollectiveMismatchError, None
         if isinstance(error, CommunicatorTimeoutError):
@@ -134,15 +134,15 @@ class Reporter:
         return DistBackendError, None
 
     def _await_arrivals(self, sequence: int, statements: dict[int, Statement]) -> None:
-        """Ask again, for a moment, until all members that answer have come to the collective."""
+        """Query again, for a moment, until all answering members have reached the collective."""
         deadline = Deadline.after(ARRIVAL_SECONDS)
         while not deadline.expired and not self._state.await_failure(0):
-            if all(said.has_come(sequence) for said in statements.values()):
+            if all(statement.has_arrived(sequence) for statement in statements.values()):
                 return
             time.sleep(_ARRIVAL_PAUSE)
-            statements.update(self._ask(os.urandom(8).hex(), sequence, None))
+            statements.update(self._query(os.urandom(8).hex(), sequence, None))
 
-    def _ask(self, ticket: str, sequence: int, doubtful: int | None) -> dict[int, Statement]:
+    def _query(self, ticket: str, sequence: int, doubtful: int | None) -> dict[int, Statement]:
         """Return the statements of the members that answer in time, by global rank.
 
         ``doubtful`` is a rank that is probably gone; it gets less time.
@@ -156,8 +156,8 @@ class Reporter:
             if state.await_failure(0):
                 break
             if rank in departed:
-                if (said := last_calls(self._store, rank, group.id)) is not None:
-                    found[rank] = said
+                if (statement := last_calls(self._store, rank, group.id)) is not None:
+                    found[rank] = statement
                 continue
             grace = deadline.remaining()
             if rank == doubtful:

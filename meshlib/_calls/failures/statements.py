@@ -49,7 +49,7 @@ class Statement(JsonRecord):
         reached: int,
         ranks: Sequence[int] = (),
     ) -> Self:
-        """Return what ``rank``, whose main thread is ``thread_id``, answers to ``query``.
+        """Return the answer of ``rank``, whose main thread is ``thread_id``, to ``query``.
 
         ``ranks`` are the group's global ranks.
         """
@@ -70,7 +70,7 @@ class Statement(JsonRecord):
             stack=user_stack(thread_id),
         )
 
-    def has_come(self, sequence: int) -> bool:
+    def has_arrived(self, sequence: int) -> bool:
         """True if the rank has issued the collective ``sequence``."""
         return self.reached >= sequence
 
@@ -83,33 +83,33 @@ class Statement(JsonRecord):
 
 
 def put_stacks(store: Store, rank: int, main_thread: int, ticket: str) -> None:
-    """Answer ``StackAsked``: the user's part of the main thread's stack, and all threads whole."""
-    said = {
+    """Answer ``StackRequest`` with the user's frames of the main thread and all threads' stacks."""
+    stacks = {
         "rank": rank,
         "host": _host(),
         "pid": os.getpid(),
         "main": user_stack(main_thread),
         "threads": all_stacks(),
     }
-    store.set(answer_key(ticket, rank), json.dumps(said))
+    store.set(answer_key(ticket, rank), json.dumps(stacks))
 
 
 def put_last_calls(
     store: Store, rank: int, reached: Mapping[str, int], records: Sequence[Record]
 ) -> None:
-    """Leave behind what ``rank``, which goes, would say about each of its groups when asked.
+    """Store the last statement of ``rank``, which leaves, about each of its groups.
 
     ``reached`` has the number of the last collective by group.
     """
-    said = {
+    statements = {
         group: Statement.of(rank, records, None, Query(group, 0, ""), number)
         for group, number in reached.items()
     }
-    store.set(_left_key(rank), json.dumps(said, default=values_of))
+    store.set(_left_key(rank), json.dumps(statements, default=values_of))
 
 
 def last_calls(store: Store, rank: int, group: str) -> Statement | None:
-    """Return what ``rank``, which has gone, has left behind about ``group``."""
+    """Return the statement about ``group`` that the departed ``rank`` has left behind."""
     key = _left_key(rank)
     values = json.loads(store.get(key)).get(group) if store.check([key]) else None
     return None if values is None else build(Statement, values)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from meshlib._arrays.adapter import source
+from transport._calls.codes import dtype_code
 from transport._checks import to_whole_number
-from transport._codes import dtype_code
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._windows.memory import DTYPES, OPS, WORD
 
@@ -67,7 +67,8 @@ class WindowLayout:
         return flat
 
     def element(self, value: Any, name: str) -> bytes:
-        """Return the bytes of one element. Raises as ``flat``, and ValueError for several."""
+        """Return the bytes of one element. Raises the errors of ``flat``, and ValueError for
+        several."""
         flat = self.flat(value, name)
         if flat.size != 1:
             raise ValueError(f"{name} has {flat.size} elements; expected 1")

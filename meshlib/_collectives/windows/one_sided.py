@@ -10,12 +10,12 @@ from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import GroupOfRanks
 from meshlib._collectives.windows.layout import WindowLayout, on_cpu
 from meshlib._collectives.windows.window import Window
-from transport._call import Call
-from transport._codes import dtype_code, dtype_name
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code, dtype_name
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
-from transport._header import Kind
 from transport._operands.reduce_op import Flat
+from transport._waiting.deadline import Timeout
 from transport._windows.memory import MappedMemory, Target
 from transport._windows.service import RemoteMemory, WindowService
 
@@ -36,11 +36,12 @@ class OneSided(GroupOfRanks):
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The window; None on a rank that is no member. ``close`` it, or use it in a ``with``.
+            The window; None on a rank outside the group. ``close`` it, or use it in a ``with``.
 
         Raises:
-            TypeError, ValueError: For what is no array, or on all members for different dtypes.
-            CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives do.
+            TypeError, ValueError: For a value that is not an array, or on all members for different
+            dtypes. CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives
+            do.
         """
         queue = self._call_queue
         if queue.rank < 0:

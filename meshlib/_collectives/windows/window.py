@@ -1,4 +1,4 @@
-"""``Window``: what a member does to the arrays of the others."""
+"""``Window``: one-sided access to the arrays of other members."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import GroupOfRanks, call_queue_of, resolve_rank
 from meshlib._collectives.windows.layout import WindowLayout, signals_of
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._checks import to_whole_number
 from transport._communicators.base import Communicator
-from transport._deadline import Timeout
 from transport._errors import CommunicatorTimeoutError, PeerLostError
-from transport._header import Kind
-from transport._interrupts import look
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._waiting.deadline import Timeout
+from transport._waiting.interrupts import look
 from transport._windows.locks import SUM, WORD_CODE, acquire, release, word
 from transport._windows.memory import REPLACE, REPLACE_IF, MappedMemory, Target
 from transport._windows.service import WindowService
@@ -40,8 +40,8 @@ class Window:
     - ``timeout``: the deadline of what waits; by default the group's.
 
     ``put``, ``accumulate`` and ``signal`` return when the values may be changed; ``flush`` waits
-    for their effect. All other methods return when they are done. ``docs/windows.md`` has the order
-    in which others see them. Any thread may call them.
+    for their effect. All other methods return when they are done. ``docs/program/windows.md`` has
+    the order in which others see them. Any thread may call them.
 
     Raises TypeError for another dtype than the window's, ValueError for elements that the array
     does not have, a stranger, or a closed window. ``CollectiveTimeoutError`` past the deadline
@@ -65,7 +65,7 @@ class Window:
         self._layout = layout
         self._number = number
         self._targets = targets
-        self._heard = [0] * len(queue.ranks)
+        self._signals_seen = [0] * len(queue.ranks)
         self._unflushed: set[int] = set()
         self._closed = False
 
@@ -142,7 +142,7 @@ class Window:
     ) -> Any:
         """Combine an element of ``dst``'s array with ``value`` by ``op``, as one step.
 
-        Returns what was there before, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
+        Returns the old value, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
         those of ``accumulate``.
         """
         how = REPLACE if op is None else self._layout.op(op)
@@ -160,7 +160,7 @@ class Window:
     ) -> Any:
         """Replace an element of ``dst``'s array by ``value`` if it is ``expected``, as one step.
 
-        Returns what was there before, a NumPy scalar: it was replaced if that equals ``expected``.
+        Returns the old value, a NumPy scalar. It was replaced if it equals ``expected``.
         Dtypes are those of ``accumulate``.
         """
         return self._fetch(value, expected, dst, group_dst, offset, REPLACE_IF, timeout)
@@ -203,14 +203,14 @@ class Window:
         at, own = signals_of(place), self._own
 
         def run(communicator: Communicator, call: Call) -> None:
-            heard = self._heard[place]
-            while own.await_word(at, heard) == heard:
+            seen = self._signals_seen[place]
+            while own.await_word(at, seen) == seen:
                 try:
                     self._check_wait(communicator, call, place, "has sent no signal")
                 except PeerLostError:  # what it sent before may still be on its way
-                    if own.await_word(at, heard) == heard:
+                    if own.await_word(at, seen) == seen:
                         raise
-            self._heard[place] = heard + 1
+            self._signals_seen[place] = seen + 1
 
         self._wait(Kind.WAIT_SIGNAL, place, run, timeout)
 
@@ -336,7 +336,7 @@ class Window:
         act: Callable[[Target, Call | None], bool],
         timeout: Timeout | None,
     ) -> None:
-        """Do what needs no reply; as a call of the group where it has to wait to be sent."""
+        """Make an access without a reply. If its sending has to wait, it is a call of the group."""
         target = self._targets[place]
         if not act(target, None):
             self._wait(kind, place, lambda _, call: act(target, call), timeout)
@@ -366,7 +366,7 @@ class Window:
         return self._queue.issue(CallSpec(kind, run, peer=place), timeout=timeout)
 
     def _check_wait(self, communicator: Communicator, call: Call, place: int, what: str) -> None:
-        """Raise if it is in vain to wait for ``place``, which ``what`` says something about."""
+        """Raise if it is pointless to wait for ``place``; ``what`` describes it in the error."""
         call.waiting_for = place
         look()
         if call.deadline.expired:
@@ -397,7 +397,7 @@ class Window:
     def _check_open(self) -> None:
         state = self._queue.state
         if not state.usable:
-            self._queue.failure.note_told()
+            self._queue.failure.mark_reported()
             raise state.unusable()
         if self._closed:
             raise ValueError(f"{self!r} was closed; make another one with window()")

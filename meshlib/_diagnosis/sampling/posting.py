@@ -37,8 +37,8 @@ class Posting:
         """Seconds from one sample to the next."""
         return max(LEAST_SECONDS, min(self._wishes.values(), default=1.0))
 
-    def hear(self, event: Watched) -> None:
-        """Begin, go on or end, as a monitor says."""
+    def on_event(self, event: Watched) -> None:
+        """Start, continue or stop posting, as a monitor requests."""
         with self._lock:
             if self._closed:
                 return

@@ -71,13 +71,13 @@ class Sampler:
     def take(self) -> Sample:
         """Return the sample of the time since the last call of this."""
         now = time.monotonic()
-        news, begin = self._news(now)
+        recent, begin = self._recent(now)
         at = self._source.status()
         self._learn_names(at)
-        traffic, inside = self._count([*self._open, *news], begin, now)
+        traffic, inside = self._count([*self._open, *recent], begin, now)
         self._since = now
         self._number += 1
-        self._total += len(news)
+        self._total += len(recent)
         return Sample(
             rank=at.rank,
             number=self._number,
@@ -90,22 +90,22 @@ class Sampler:
             seconds=max(now - begin, 1e-9),
             inside=inside,
             total=self._total,
-            step=self._step(news),
+            step=self._step(recent),
             mesh=list(at.mesh),
             traffic=traffic,
             open_calls=self._under_way(at.groups),
         )
 
-    def _news(self, now: float) -> tuple[list[Record], float]:
+    def _recent(self, now: float) -> tuple[list[Record], float]:
         """Return the new records, oldest first, and the beginning of their time."""
         records = self._recorder.records()[-CAPACITY:]
         newest = self._newest
-        news = list(takewhile(lambda record: record is not newest, reversed(records)))[::-1]
-        if not news:
-            return news, self._since or now
-        self._newest = news[-1]
-        forgotten = newest is not None and len(news) == len(records)
-        return news, news[0].issued if forgotten or not self._since else self._since
+        recent = list(takewhile(lambda record: record is not newest, reversed(records)))[::-1]
+        if not recent:
+            return recent, self._since or now
+        self._newest = recent[-1]
+        forgotten = newest is not None and len(recent) == len(records)
+        return recent, recent[0].issued if forgotten or not self._since else self._since
 
     def _count(
         self, records: Iterable[Record], begin: float, now: float
@@ -136,7 +136,7 @@ class Sampler:
         return traffic, covered(spans)
 
     def _learn_names(self, at: RankStatus) -> None:
-        """Note what groups are called. The group of all ranks is also that of a dim over all."""
+        """Note the groups' names. The group of all ranks is also the group of a dim over all."""
         whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
         if len(self._names) > _MOST_NAMES:  # groups that are gone had names, too
             self._names.clear()
@@ -153,8 +153,8 @@ class Sampler:
         reports = report_calls(records, ranks)
         return [replace(reports[0], blocking=True), *reports[1:]] if waits else reports
 
-    def _step(self, news: Iterable[Record]) -> StepTime | None:
-        for record in news:
+    def _step(self, recent: Iterable[Record]) -> StepTime | None:
+        for record in recent:
             call = id(record.code), record.instruction, record.group, record.nbytes
             self._history[record.thread].append((call, record.issued))
         marks = self._recorder.steps

@@ -30,11 +30,11 @@ from meshlib._events.events import Agreed, Query
 from meshlib._events.log import STORE_SECONDS, answer_key, publish
 from meshlib._job.membership import JobMembership
 from meshlib._plain_text import first_of
-from transport._deadline import Deadline
 from transport._errors import CollectiveTimeoutError, StoreTimeoutError
 from transport._store.base import Store
+from transport._waiting.deadline import Deadline
 
-PATIENCE_SECONDS = 0.5
+PROBE_AFTER_SECONDS = 0.5
 """The delay after which a rank that others wait for is asked for a sign of life."""
 LIFE_SECONDS = 2.0
 """The time that it has to answer: its watcher needs milliseconds, unless the machine is busy."""
@@ -42,10 +42,10 @@ LEASE_SECONDS = 2.0
 """The longest time between two renewals of the coordinator's lease."""
 _LOOK_SECONDS = 0.02
 
-Said = Mapping[int, Any]
+Proposals = Mapping[int, Any]
 """The proposals of the ranks that take part, by rank."""
-Decide = Callable[[Said, Mapping[int, str]], Any]
-"""``decide(said, missing)`` returns the decision, as JSON's values, or None to wait for more ranks.
+Decide = Callable[[Proposals, Mapping[int, str]], Any]
+"""``decide(proposals, missing)`` returns the decision as JSON's values, or None to wait for ranks.
 
 ``missing`` has the reasons of the members that are left out.
 """
@@ -65,22 +65,22 @@ class Agreement:
         members: Sequence[int],
         excluded: Collection[int] = (),
     ) -> None:
-        self._store = store.with_patience(STORE_SECONDS)
+        self._store = store.with_grace(STORE_SECONDS)
         self._membership = membership
         self._name = name
         self._members = tuple(members)
         self._excluded = set(excluded)
-        self._said: dict[int, Any] = {}
+        self._proposals: dict[int, Any] = {}
         self._silent: dict[int, str] = {}
         self._offset = 0
         self._lease = b""
         self._renewed = 0.0
-        self._patience = PATIENCE_SECONDS
+        self._probe_after = PROBE_AFTER_SECONDS
         self._begun = 0.0
-        self._patient = Deadline.after(0)
+        self._deadline = Deadline.after(0)
 
-    def reach(self, said: Any, decide: Decide, timeout: float, wait: float = 0.0) -> Any:
-        """Propose ``said`` (JSON's values) and return the decision.
+    def reach(self, proposal: Any, decide: Decide, timeout: float, wait: float = 0.0) -> Any:
+        """Propose ``proposal`` (JSON's values) and return the decision.
 
         Every rank's ``decide`` must return the same for the same arguments: the coordinator's is
         called. It waits for slow ranks up to ``timeout`` seconds. If ``decide`` wants more ranks,
@@ -91,10 +91,10 @@ class Agreement:
         membership, name = self._membership, self._name
         self._begun = time.monotonic()
         deadline = Deadline.after(timeout)
-        self._patient = Deadline.after(max(timeout, wait))
+        self._deadline = Deadline.after(max(timeout, wait))
         me = f"{membership.rank} {os.urandom(4).hex()}"
-        line = json.dumps([membership.rank, said, sorted(self._excluded)])
-        self._store.append(self._key("said"), line + "\n")
+        line = json.dumps([membership.rank, proposal, sorted(self._excluded)])
+        self._store.append(self._key("proposals"), line + "\n")
         self._lease = self._store.compare_set(self._key("lease"), "", f"{me} 0")
         while (text := membership.agreed(name)) is None:
             if self._lease.startswith(me.encode()):
@@ -124,13 +124,13 @@ class Agreement:
         late = time.monotonic() - self._begun
         if awaited and deadline.expired:
             self._silent |= dict.fromkeys(awaited, f"has not come in {deadline.seconds:g} s")
-        elif awaited and late > self._patience:
-            self._ask_for_life(awaited)
+        elif awaited and late > self._probe_after:
+            self._probe(awaited)
         if self._awaited():
             return
-        decision = decide(dict(self._said), self._missing())
-        if decision is None and not self._patient.expired:
-            self._membership.wait_for_news(lambda: False, _LOOK_SECONDS)
+        decision = decide(dict(self._proposals), self._missing())
+        if decision is None and not self._deadline.expired:
+            self._membership.wait_for_change(lambda: False, _LOOK_SECONDS)
             return
         text = json.dumps(decision)
         # Another coordinator may have decided, and ended before it could publish.
@@ -140,22 +140,22 @@ class Agreement:
 
     def _read(self, timeout: float) -> None:
         with suppress(StoreTimeoutError):
-            news = self._store.tail(self._key("said"), self._offset, timeout=timeout)
-            self._offset += len(news)
-            for text in news.splitlines():
-                rank, said, excluded = json.loads(text)
-                self._said[rank] = said
+            data = self._store.tail(self._key("proposals"), self._offset, timeout=timeout)
+            self._offset += len(data)
+            for text in data.splitlines():
+                rank, proposal, excluded = json.loads(text)
+                self._proposals[rank] = proposal
                 self._silent.pop(rank, None)
                 self._excluded.update(excluded)
 
     def _awaited(self) -> list[int]:
-        """Return the ranks that have not spoken so far, and may yet."""
+        """Return the ranks whose proposals are still expected."""
         membership = self._membership
         gone = membership.lost.keys() | membership.left | self._excluded
         return [
             rank
             for rank in self._members
-            if rank not in self._said and rank not in gone and rank not in self._silent
+            if rank not in self._proposals and rank not in gone and rank not in self._silent
         ]
 
     def _missing(self) -> dict[int, str]:
@@ -173,8 +173,8 @@ class Agreement:
                 found[rank] = self._silent[rank]
         return found
 
-    def _ask_for_life(self, ranks: Sequence[int]) -> None:
-        """Note which of ``ranks`` do not answer, as their watchers would in the midst of work."""
+    def _probe(self, ranks: Sequence[int]) -> None:
+        """Query ``ranks``, and note which do not answer. Their watchers answer even in a call."""
         ticket = os.urandom(8).hex()
         publish(self._store, Query(self._name, 0, ticket))
         deadline = Deadline.after(LIFE_SECONDS)
@@ -183,8 +183,8 @@ class Agreement:
                 self._store.get(answer_key(ticket, rank), timeout=deadline.remaining())
             except StoreTimeoutError:
                 self._silent[rank] = f"gave no sign of life for {LIFE_SECONDS:g} s"
-        # The ranks that answered are asked again, after a while.
-        self._begun, self._patience = time.monotonic(), 2 * self._patience
+        # The ranks that answered are queried again, after a while.
+        self._begun, self._probe_after = time.monotonic(), 2 * self._probe_after
 
     # ------------------------------------------------------------------ the others
 
@@ -196,7 +196,7 @@ class Agreement:
         def due() -> bool:
             return membership.agreed(self._name) is not None or self._is_gone(holder)
 
-        if not membership.wait_for_news(due, LEASE_SECONDS) or self._is_gone(holder):
+        if not membership.wait_for_change(due, LEASE_SECONDS) or self._is_gone(holder):
             if membership.agreed(self._name) is not None:
                 return
             # This rank gets the lease unless it was renewed or taken meanwhile.
@@ -205,10 +205,10 @@ class Agreement:
             self._lease = now
             if mine:
                 self._begun = time.monotonic()
-            elif time.monotonic() > self._patient.at + 3 * LEASE_SECONDS:
+            elif time.monotonic() > self._deadline.at + 3 * LEASE_SECONDS:
                 raise CollectiveTimeoutError(
                     f"the agreement {self._name!r} of the ranks [{first_of(self._members)}] was not"
-                    f" settled after {self._patient.seconds:g} s"
+                    f" settled after {self._deadline.seconds:g} s"
                 )
 
     def _is_gone(self, rank: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshlib._events.events import Agreed, Ready
 from meshlib._events.log import publish
-from meshlib._job.continuing.agreement import Agreement, Said
+from meshlib._job.continuing.agreement import Agreement, Proposals
 from meshlib._job.membership import Epoch, epoch_name, without
 from meshlib._job.world import World
 from meshlib._plain_text import first_of
@@ -23,7 +23,7 @@ OVER = "over"
 """The agreement by which the members say that they need no more ranks."""
 _LONG_SECONDS = 3600.0
 
-Choose = Callable[[Said, Mapping[int, str]], Mapping[str, Any] | None]
+Choose = Callable[[Proposals, Mapping[int, str]], Mapping[str, Any] | None]
 """``choose(said, missing)`` returns the decision, with the ``members`` by place, or None: to wait
 for more ranks. See ``meshlib._job.continuing.agreement``."""
 
@@ -51,7 +51,7 @@ class Change:
 def agree_on_epoch(
     world: World,
     *,
-    said: Any = None,
+    proposal: Any = None,
     choose: Choose | None = None,
     excluded: Collection[int] = (),
     timeout: float,
@@ -60,7 +60,7 @@ def agree_on_epoch(
     """Return the next epoch, on which all remaining members of this one agree.
 
     Every remaining member calls this. When it returns, no call of theirs is under way any more. By
-    default the members go on that are not ``excluded`` (global ranks). ``said`` are values of
+    default the members go on that are not ``excluded`` (global ranks). ``proposal`` are values of
     JSON for ``choose``, which may wait for more ranks up to ``wait`` seconds. The caller then has
     to ``enter`` the epoch.
 
@@ -69,12 +69,12 @@ def agree_on_epoch(
     """
     present = world.membership.epoch
 
-    def decide(told: Said, missing: Mapping[int, str]) -> dict[str, Any] | None:
-        alive = {rank: one for rank, one in told.items() if rank not in missing}
-        spoken = {rank: one["said"] for rank, one in alive.items()}
+    def decide(proposals: Proposals, missing: Mapping[int, str]) -> dict[str, Any] | None:
+        alive = {rank: one for rank, one in proposals.items() if rank not in missing}
+        proposed = {rank: one["proposal"] for rank, one in alive.items()}
         if choose is None:
             chosen = {"members": without(present.members, missing)}
-        elif (chosen := choose(spoken, missing)) is None:
+        elif (chosen := choose(proposed, missing)) is None:
             return None
         kept = _kept([one["groups"] for one in alive.values()])
         return {**chosen, "kept": kept, "missing": dict(missing)}
@@ -82,7 +82,7 @@ def agree_on_epoch(
     number = present.number + 1
     name = epoch_name(number)
     agreement = Agreement(world.store, world.membership, name, present.members, excluded)
-    mine = {"said": said, "groups": world.registry.quiet()}
+    mine = {"proposal": proposal, "groups": world.registry.quiet()}
     agreed = agreement.reach(mine, decide, timeout, wait)
     if agreed is None:
         raise DistBackendError(
@@ -107,7 +107,7 @@ def enter(world: World, change: Change) -> None:
 
 
 def stand_by(world: World, number: int) -> None:
-    """Leave the others, whose epoch is ``number``: this rank is a job of its own."""
+    """Leave the others in epoch ``number``: this rank becomes a job of one."""
     world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
 
 
@@ -131,11 +131,11 @@ def await_call(world: World) -> Change | None:
         publish(world.store, Ready(world.rank))
         dropped = membership.latest
 
-        def has_news(dropped: int = dropped) -> bool:
+        def has_changed(dropped: int = dropped) -> bool:
             called = membership.call() is not None
             return called or is_over() or membership.latest > dropped
 
-        while not membership.wait_for_news(has_news, _LONG_SECONDS):
+        while not membership.wait_for_change(has_changed, _LONG_SECONDS):
             pass
         called = membership.call()
         if called is not None:
@@ -149,7 +149,9 @@ def await_call(world: World) -> Change | None:
             return None
 
 
-def _kept(told: list[Mapping[str, list[int]]]) -> list[str]:
+def _kept(reports: list[Mapping[str, list[int]]]) -> list[str]:
     """Return the groups that all members have, with the same calls made and none under way."""
-    counted = Counter((group, *standing) for said in told for group, standing in said.items())
+    counted = Counter(
+        (group, *standing) for report in reports for group, standing in report.items()
+    )
     return sorted(group for (group, *standing), count in counted.items() if count == standing[-1])

@@ -1,1 +1,1 @@
-"""The agents of several nodes: who takes part, who leads, what comes next."""
+"""The agents of several nodes: membership, the leader, and its decisions."""

@@ -38,7 +38,7 @@ LastMembers = Callable[[int], Sequence[int] | None]
 
 
 def leader_of(options: LaunchOptions, agent: str, last_members: LastMembers) -> Leader:
-    """Return who leads the job that ``options`` describe."""
+    """Return the leader of the job that ``options`` describe."""
     now = time.monotonic()
     if options.continues:
         return ContinuingLeader(options, agent, now, last_members)
@@ -55,7 +55,7 @@ class ContinuingLeader(Leader):
         self._last_members = last_members
 
     def losses(self, record: AgentRecord) -> list[RankLost]:
-        """Return the ranks that are lost by what ``record`` tells: also those of a node that was
+        """Return the ranks that are lost according to ``record``: also those of a node that was
         told to end, alone.
         """
         if (
@@ -67,7 +67,7 @@ class ContinuingLeader(Leader):
             return [RankLost(rank, "was ended with its node") for rank in ranks]
         return super().losses(record)
 
-    def _comes_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
+    def _join_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
         if attempt.reason is not None or self._is_ending(attempt):
             return []
         if len(self._running(attempt)) >= self._nodes.most:
@@ -111,7 +111,7 @@ class ContinuingLeader(Leader):
         decisions: list[AgentRecord] = []
         for request in list(self._candidates.values()):
             if len(self._running(attempt)) < self._nodes.most:
-                decisions += self._comes_late(attempt, request)
+                decisions += self._join_late(attempt, request)
         return decisions
 
     def _outcome(self, attempt: AttemptState) -> Outcome:

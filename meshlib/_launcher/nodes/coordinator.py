@@ -41,7 +41,7 @@ from transport._store.base import Store
 from transport._store.tcp.server import TCPStoreServer
 from transport._store.tcp.store import TCPStore
 
-_TELL_SECONDS = 2.0
+_STORE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The attempt is over on all nodes: go on with another, or end with what is here.
+    """The attempt is over on all nodes: begin another, or end with these failures.
 
     ``exits`` are the failures on all nodes and the ranks that were stopped, ``error`` a failure
     that was no rank's and led to those of ranks.
@@ -73,12 +73,12 @@ class Verdict:
 
 
 Decision = NodePlacement | StartRanks | Stop | Verdict
-"""The leader's order to an agent; a ``NodePlacement`` tells it to start its ranks."""
-News = Callable[[Store], None]
+"""The leader's order to an agent; on a ``NodePlacement`` it starts its ranks."""
+StoreAction = Callable[[Store], None]
 
 
 class AgentLog(ABC):
-    """Carries records between agents, and news to their ranks. No method blocks for long.
+    """Carries records between agents, and events to their ranks. No method blocks for long.
 
     ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store, or ``url``, if that is
     in an etcd.
@@ -97,7 +97,7 @@ class AgentLog(ABC):
         return self._server is not None
 
     @abstractmethod
-    def say(self, record: AgentRecord) -> None:
+    def post(self, record: AgentRecord) -> None:
         """Add ``record``."""
 
     @abstractmethod
@@ -105,22 +105,22 @@ class AgentLog(ABC):
         """Return the records that are new here, in order."""
 
     @abstractmethod
-    def tell(self, news: News) -> None:
-        """Call ``news`` with the store on which the ranks are."""
+    def run_on_store(self, action: StoreAction) -> None:
+        """Call ``action`` with the store on which the ranks are."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when what was said is written, or after a moment."""
+        """Return when the posted records are written, or after a moment."""
 
     def close(self, *, in_touch: bool) -> None:
-        """Leave; ``in_touch``: where the others can hear it. Idempotent."""
+        """Leave; ``in_touch``: the store can be reached. Idempotent."""
         del in_touch
         if self._server is not None:
             self._server.close()
 
 
 class OwnLog(AgentLog):
-    """The log of an agent that is alone: the leader's answers come at once.
+    """The log of an agent that is alone: the leader answers at once.
 
     Port 0 takes any free one, so that jobs on one machine never meet.
     """
@@ -134,23 +134,23 @@ class OwnLog(AgentLog):
         self._server = server = TCPStoreServer(self.host, options.nodes.port, secret=secret)
         self.port: int = server.port
         self._leader = leader_of(options, agent, self._last_members)
-        self._news: list[AgentRecord] = []
+        self._answers: list[AgentRecord] = []
 
-    def say(self, record: AgentRecord) -> None:
+    def post(self, record: AgentRecord) -> None:
         """See ``AgentLog``."""
         answers = self._leader.receive(record, time.monotonic())
         # The sender has already stopped its ranks; don't echo StopAll back.
-        self._news += [answer for answer in answers if not isinstance(answer, StopAll)]
+        self._answers += [answer for answer in answers if not isinstance(answer, StopAll)]
 
     def read(self) -> list[AgentRecord]:
         """See ``AgentLog``."""
-        news, self._news = self._news, []
-        return news
+        answers, self._answers = self._answers, []
+        return answers
 
-    def tell(self, news: News) -> None:
+    def run_on_store(self, action: StoreAction) -> None:
         """See ``AgentLog``."""
         with contextlib.suppress(DistError), self._open_store() as store:
-            news(store)
+            action(store)
 
     def flush(self) -> None:
         """See ``AgentLog``."""
@@ -162,7 +162,7 @@ class OwnLog(AgentLog):
 
     def _open_store(self) -> TCPStore:
         secret = bytes.fromhex(self.secret)
-        return TCPStore(self.host, self.port, timeout=_TELL_SECONDS, secret=secret)
+        return TCPStore(self.host, self.port, timeout=_STORE_SECONDS, secret=secret)
 
 
 class Coordinator:
@@ -185,7 +185,7 @@ class Coordinator:
         """Ask for a place in the next attempt: a ``NodePlacement`` will follow."""
         self._placement = self._ended = None
         nodes, host = self._options.nodes, socket.gethostname()
-        self._log.say(
+        self._log.post(
             JoinRequest(
                 agent=self._agent,
                 host=host,
@@ -199,7 +199,7 @@ class Coordinator:
         )
 
     def poll(self) -> list[Decision]:
-        """Return what is new, in order."""
+        """Return the new records, in order."""
         for record in self._log.read():
             self._take(record)
         decisions, self._decisions = self._decisions, []
@@ -212,20 +212,20 @@ class Coordinator:
 
     @property
     def in_touch(self) -> bool:
-        """Whether the agent that leads tells of the same end."""
+        """True if the agent that leads tells of the same end."""
         return self._cut_off is None
 
     def want(self, count: int) -> None:
         """Ask the leader for ``count`` more ranks; the decision ``StartRanks`` follows."""
         if self._placement is not None:
-            self._log.say(MoreRanksRequest(self._agent, self._placement.attempt, count))
+            self._log.post(MoreRanksRequest(self._agent, self._placement.attempt, count))
 
     def failed(self, exit_: RankExit) -> None:
         """Tell the job's ranks, and the other nodes, that a rank here has failed."""
         if self._placement is not None:
             loss, attempt = exit_.loss, self._placement.attempt
-            self._log.tell(lambda store: announce_lost(store, [loss]))
-            self._log.say(
+            self._log.run_on_store(lambda store: announce_lost(store, [loss]))
+            self._log.post(
                 RankFailed(self._agent, attempt, exit_.rank, loss.how, echo=not exit_.is_cause)
             )
 
@@ -234,7 +234,7 @@ class Coordinator:
         self._running -= len(ranks)
         if self._placement is not None and (self._running or not self.alone):
             attempt = self._placement.attempt
-            self._log.tell(lambda store: announce_ends(store, attempt, ranks))
+            self._log.run_on_store(lambda store: announce_ends(store, attempt, ranks))
 
     def interrupted(self, *, leaves: bool, saves: bool) -> None:
         """Report that the user ends the job, before the ranks here are told.
@@ -245,7 +245,7 @@ class Coordinator:
         the first report is taken for the cause.
         """
         if self._placement is not None:
-            self._log.say(Interrupted(self._agent, self._placement.attempt, leaves, saves))
+            self._log.post(Interrupted(self._agent, self._placement.attempt, leaves, saves))
             self._log.flush()
 
     def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
@@ -261,7 +261,7 @@ class Coordinator:
             self._decisions.append(Verdict(False, self._ended, self._cut_off))
             return
         if self._placement is not None and first:
-            self._log.say(RanksEnded(self._agent, self._placement.attempt, list(exits), well))
+            self._log.post(RanksEnded(self._agent, self._placement.attempt, list(exits), well))
         all_lost = self._options.continues and not well
         if interrupted or (all_lost and not self._log.serves):
             # The others may go on; who started this launcher may start it again.
@@ -269,11 +269,11 @@ class Coordinator:
 
     def close(self) -> None:
         """Leave the job. The leader stays until the others have left, for some seconds."""
-        self._log.say(AgentLeft(self._agent))
+        self._log.post(AgentLeft(self._agent))
         self._log.close(in_touch=self._cut_off is None)
 
     def _take(self, record: AgentRecord) -> None:
-        """Turn a record into what the agent has to do."""
+        """Turn a record into actions of the agent."""
         attempt = self._placement.attempt if self._placement is not None else None
         match record:
             case StopAll(attempt=about, reason=reason, saves=saves) if about == attempt:

@@ -1,11 +1,11 @@
-"""The agents' log in an etcd, which no node serves: it outlives each of them.
+"""The agents' log in etcd. No node serves etcd, so the log outlives every node.
 
-All keys of a job lie under a name and a lease of their own, which every agent renews. The agent
-that leaves last ends the lease, and the keys go with it. If all agents are killed, etcd does so.
-The key ``job`` says which lease that is. An agent that finds it knocks before it takes part: it may
-be what is left of a job whose agents were killed.
+All keys of a job have one prefix and one lease, which every agent renews. The last agent to leave
+revokes the lease, and etcd deletes the keys. If all agents are killed, the lease expires. The key
+``job`` holds the number of the lease. An agent that finds the key appends a ``Knock``, and joins
+only when it is answered: the key may be left over from a job whose agents were killed.
 
-One agent leads. If it leaves, or is silent, another takes over, in a new term.
+One agent leads. If it leaves or falls silent, another takes over, in a new term.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-from meshlib._launcher.nodes.agents_log import Follower, Leading, SharedLog, Silence
+from meshlib._launcher.nodes.agents_log import SharedLog
 from meshlib._launcher.nodes.continuing import last_members, leader_of
+from meshlib._launcher.nodes.following import Follower, HeartbeatMonitor, Leading
 from meshlib._launcher.nodes.records import (
     LOG,
     AgentLeft,
@@ -27,12 +28,12 @@ from meshlib._launcher.nodes.records import (
     is_decision,
 )
 from meshlib._launcher.options.launch import LaunchOptions
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store.base import Store
 from transport._store.etcd.client import RefusedError
 from transport._store.etcd.store import EtcdStore
 from transport._store.tcp.server import TCPStoreServer
+from transport._waiting.deadline import Deadline
 
 _JOB = "job"
 _LEADER = "meshrun/leader"
@@ -44,7 +45,7 @@ class EtcdLog(SharedLog):
     """This node's part in the log of a job whose store is in an etcd."""
 
     _knocked = 0
-    """The lease of the job at which this agent has knocked."""
+    """The lease of the job to which this agent has sent a ``Knock``."""
 
     def _serve(self) -> TCPStoreServer | None:
         return None
@@ -54,22 +55,22 @@ class EtcdLog(SharedLog):
         with EtcdStore(self._nodes.etcd, self._silence) as root:
             while not self._closing.is_set():
                 try:
-                    job = self._enter(root.with_patience(self._beat))
+                    job = self._enter(root.with_grace(self._beat))
                 except DistStoreError as error:
                     if deadline.expired or isinstance(error, RefusedError):
                         raise
-                    self._waiting.tick(time.monotonic(), error)
+                    self._join_notes.tick(time.monotonic(), error)
                     self._closing.wait(_PAUSE_SECONDS)
                     continue
                 if job is not None:
                     self.url = job.url
                     return job
-                self._waiting.tick(time.monotonic())
+                self._join_notes.tick(time.monotonic())
         return None
 
     def _enter(self, root: EtcdStore) -> EtcdStore | None:
-        """Return the store of the job under ``root``, which begins if there is none; None if no
-        agent of it has answered so far.
+        """Return the store of the job under ``root``, after starting one if there is none. Return
+        None if a job exists but none of its agents has answered yet.
         """
         if not root.check([_JOB]):
             lease = root.grant(2 * self._silence)
@@ -96,52 +97,54 @@ class EtcdLog(SharedLog):
         assert isinstance(store, EtcdStore)
         assert self._follower is not None
         self._follower.join()
-        if not self._succession.present:
+        if not self._election.present:
             store.revoke()
 
     def _follow(self, store: Store) -> None:
-        self._succession = Succession(self._options, self._agent, store, self._silence)
+        self._election = LeaderElection(self._options, self._agent, store, self._silence)
         self._follower = Follower(
-            store, self._agent, None, self._hear, self._lose_touch, self._succession
+            store, self._agent, None, self._deliver, self._lose_touch, self._election
         )
 
 
-class Terms:
-    """Which decisions in a log count: those of the agent that leads in the newest term."""
+class LeaderTerms:
+    """The leader's terms in a log: only decisions from the newest term count."""
 
     def __init__(self) -> None:
         self.newest: int = 0
         self._author = 0
 
     def admit(self, record: AgentRecord) -> bool:
-        """Whether the next ``record`` of the log counts."""
+        """Return whether the next ``record`` of the log counts."""
         if isinstance(record, Leads):
             self._author = record.term
             self.newest = max(self.newest, record.term)
         return self._author == self.newest or not is_decision(record)
 
 
-class Succession:
-    """Says whether the agent leads, of a log in a store that no node serves."""
+class LeaderElection:
+    """The election of a leader among the agents, through a store that no node serves."""
 
     def __init__(self, options: LaunchOptions, agent: str, store: Store, silence: float) -> None:
         self._options = options
         self._agent = agent
         self._store = store
-        self._silence = Silence(store, silence)
+        self._heartbeats = HeartbeatMonitor(store, silence)
         self.beat: float = silence / 5
-        """How often ``tick`` is to be called, in seconds."""
+        """The seconds between calls of ``tick``."""
         self._next_look = 0.0
-        self._terms = Terms()
+        self._terms = LeaderTerms()
         self._past: list[AgentRecord] = []
         self._gone: set[str] = set()
         self.present: set[str] = {agent}
-        """The agents that take part, as far as the log is read."""
+        """The agents that take part, according to the log read so far."""
         self.leading: Leading | None = None
         """Set while this agent leads."""
 
     def admits(self, record: AgentRecord) -> bool:
-        """Whether the next ``record`` of the log counts. Lead from that record on which says so."""
+        """Return whether the next ``record`` of the log counts. Starts or ends leading at a new
+        ``Leads`` record.
+        """
         before = self._terms.newest
         if not self._terms.admit(record):
             return False
@@ -163,12 +166,12 @@ class Succession:
             return
         self._next_look = time.monotonic() + self.beat
         mine = f"{self._terms.newest + 1} {self._agent}"
-        said = self._store.compare_set(_LEADER, "", mine).decode()
-        term, agent = int(said.split()[0]), said.split()[1]
-        if agent != self._agent and (agent in self._gone or self._silence.of([agent])):
+        held = self._store.compare_set(_LEADER, "", mine).decode()
+        term, agent = int(held.split()[0]), held.split()[1]
+        if agent != self._agent and (agent in self._gone or self._heartbeats.silent([agent])):
             mine = f"{term + 1} {self._agent}"
-            said = self._store.compare_set(_LEADER, said, mine).decode()
-            term, agent = int(said.split()[0]), said.split()[1]
+            held = self._store.compare_set(_LEADER, held, mine).decode()
+            term, agent = int(held.split()[0]), held.split()[1]
         if agent == self._agent and term > self._terms.newest:
             self._store.append(LOG, Leads(agent, term).line())
 
@@ -176,6 +179,6 @@ class Succession:
         leader = leader_of(
             self._options, self._agent, lambda attempt: last_members(self._store, attempt)
         )
-        leading = Leading(leader, self._store, self._agent, self._silence, self._terms.newest)
+        leading = Leading(leader, self._store, self._agent, self._heartbeats, self._terms.newest)
         leading.take_over(self._past)
         return leading

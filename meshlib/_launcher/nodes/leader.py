@@ -1,4 +1,4 @@
-"""The decisions of the leading agent: which agents take part, when all must stop, what follows.
+"""The decisions of the leading agent: membership, when all must stop, and the next attempt.
 
 Pure: records and the time go in, records come out. ``agents_log`` connects it to those of several
 nodes; the agent of a job on one node asks it directly.
@@ -33,7 +33,7 @@ Outcome = tuple[bool, list[RankExit], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an attempt is ended. An ``echo`` has another cause, of which news may still come.
+    """The reason for ending an attempt. An ``echo`` has another cause, which may still be reported.
 
     ``saves``: ranks have time to save.
     """
@@ -64,7 +64,7 @@ class AttemptState:
     makes_room: bool = False
 
     def has(self, agent: str) -> bool:
-        """Whether ``agent`` is a member that is not lost."""
+        """True if ``agent`` is a member that is not lost."""
         return agent in self.members and agent not in self.lost
 
     @property
@@ -95,7 +95,7 @@ class Leader:
         self._candidates: dict[str, JoinRequest] = {}
         self._expected: set[str] = set()
         self.present: set[str] = set()
-        """The agents that have come and not gone."""
+        """The agents that have arrived and not gone."""
         self._attempt: AttemptState | None = None
         self._gathering_since = now
         self._enough_since: float | None = None
@@ -196,7 +196,7 @@ class Leader:
         requested: list[MoreRanksRequest],
         now: float,
     ) -> None:
-        """Take note of what ``record`` has led to in ``attempt``."""
+        """Note the effects of ``record`` on ``attempt``."""
         match record:
             case RankFailed():
                 self._failed(attempt, record)
@@ -241,14 +241,14 @@ class Leader:
         if attempt is not None:
             for record in requested:
                 due += self._more_ranks(attempt, record)
-        asked = [request for agent, request in self._candidates.items() if agent not in held]
-        for request in asked:
+        pending = [request for agent, request in self._candidates.items() if agent not in held]
+        for request in pending:
             del self._candidates[request.agent]
         if attempt is not None:
-            for request in asked:
+            for request in pending:
                 due += self._join(request, now)
             return due + self._fill(attempt) + self._settle(attempt, now)
-        for request in asked:
+        for request in pending:
             if (problem := self._problem(request)) is not None:
                 self.present.discard(request.agent)
                 due.append(JoinRefused(request.agent, problem))
@@ -264,9 +264,9 @@ class Leader:
         self._candidates[request.agent] = request
         if self._attempt is None:
             return self._gather(now)
-        return self._comes_late(self._attempt, request)
+        return self._join_late(self._attempt, request)
 
-    def _comes_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
+    def _join_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
         if attempt.ended or attempt.reason is not None:
             return []  # the job is about to end, or to begin again
         if len(attempt.members) >= self._nodes.most:
@@ -293,8 +293,8 @@ class Leader:
                 f" but {on_failure} on the node that leads"
             )
         for other in self._candidates.values():
-            asked = request.node is not None and request.node == other.node
-            if asked and other.agent != request.agent:
+            same_node = request.node is not None and request.node == other.node
+            if same_node and other.agent != request.agent:
                 return f"--node-rank {request.node} is taken by {other.host}"
         return None
 
@@ -361,7 +361,7 @@ class Leader:
         self._expected.discard(agent)
 
     def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
-        """Return the decisions by which waiting nodes come into the places of lost ones."""
+        """Return the decisions that put waiting nodes into the places of lost ones."""
         del attempt
         return []
 
@@ -374,14 +374,15 @@ class Leader:
         return self._stop(attempt, Reason(f"{self._name(record.agent)} {record.lost}"))
 
     def _stop(self, attempt: AttemptState, reason: Reason) -> list[AgentRecord]:
-        """End the attempt for ``reason``, unless it is ended already for one that is no echo."""
+        """End the attempt for ``reason``, unless it is ended already for one that is not an
+        echo."""
         known = attempt.reason
         if known is None or (known.echo and not reason.echo):
             attempt.reason = reason
         return [StopAll(self._number, reason.text, reason.saves)] if known is None else []
 
     def _settle(self, attempt: AttemptState, now: float) -> list[AgentRecord]:
-        """Decide what is next once no rank runs anywhere."""
+        """Decide on the next step once no rank runs anywhere."""
         if not attempt.over:
             return []
         failed, exits, error = self._outcome(attempt)
@@ -425,13 +426,13 @@ def _in_order(requests: list[JoinRequest], leader: str) -> list[JoinRequest]:
     Nodes that asked for a number have it, as far as the number of nodes allows. The others fill
     the gaps in the order of arrival, the leader first.
     """
-    asked = {request.node: request for request in requests if request.node is not None}
+    by_node = {request.node: request for request in requests if request.node is not None}
     others = [request for request in requests if request.node is None]
     others.sort(key=lambda request: request.agent != leader)
     order: list[JoinRequest] = []
-    for node in range(max([len(requests), *(node + 1 for node in asked)])):
-        if node in asked:
-            order.append(asked[node])
+    for node in range(max([len(requests), *(node + 1 for node in by_node)])):
+        if node in by_node:
+            order.append(by_node[node])
         elif others:
             order.append(others.pop(0))
     return order

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 
-from meshlib._command_line import say
+from meshlib._command_line import print_note
 from meshlib._launcher import controlled
 from meshlib._launcher.options.launch import FAILURE_GRACE_SECONDS, HostOptions, LaunchOptions
 from meshlib._launcher.options.nodes import is_loopback
@@ -26,7 +26,7 @@ _OTHERS_SECONDS = 3.0
 """What the launchers of other hosts get to notice that one has ended badly."""
 _KILL_SECONDS = 5.0
 _DRAIN_SECONDS = 2.0
-_ASK_SECONDS = 10.0
+_QUERY_SECONDS = 10.0
 _PASSED_ON = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -60,12 +60,12 @@ def launch_on_hosts(options: LaunchOptions) -> int:
     one's that failed by itself.
     """
     for note in options.warnings:
-        say("meshrun", note)
+        print_note("meshrun", note)
     assert options.hosts is not None
     try:
         return _launch(options.hosts)
     except (ValueError, OSError) as error:
-        say("meshrun", str(error))
+        print_note("meshrun", str(error))
         return 1
 
 
@@ -125,18 +125,18 @@ def _start(
 
 
 def _address_of(options: HostOptions) -> str:
-    """Return what ssh's configuration calls the first host, or its name where ssh does not say."""
+    """Return the first host's name in ssh's configuration, or the name that was given."""
     name = options.hosts[0][0]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        asked = subprocess.run(
+        completed = subprocess.run(
             [*options.ssh, "-G", name],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,
-            timeout=_ASK_SECONDS,
+            timeout=_QUERY_SECONDS,
             check=False,
         )
-        for line in asked.stdout.splitlines() if asked.returncode == 0 else ():
+        for line in completed.stdout.splitlines() if completed.returncode == 0 else ():
             key, _, value = line.partition(" ")
             if key == "hostname" and value:
                 return value
@@ -153,7 +153,7 @@ def _watch(hosts: list[_Host], signals: SignalPipe, continues: bool) -> int:
                 failed = host
                 due = None if continues else time.monotonic() + _OTHERS_SECONDS
                 if host.code == _SSH_FAILED:
-                    say("meshrun", f"{host.name}: ssh has failed; its words are above")
+                    print_note("meshrun", f"{host.name}: ssh has failed; its words are above")
         running = [host for host in hosts if host.running]
         if not running:
             break
@@ -173,7 +173,7 @@ def _watch(hosts: list[_Host], signals: SignalPipe, continues: bool) -> int:
 
 
 def _end(hosts: list[_Host]) -> None:
-    """End what still runs, on the way out after an error: the end of its input does."""
+    """End the remaining commands after an error, by closing their input."""
     for host in hosts:
         if host.process.stdin is not None:
             with contextlib.suppress(OSError):

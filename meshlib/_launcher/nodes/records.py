@@ -19,7 +19,7 @@ LOG = "meshrun/agents"
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord(LogEntry):
-    """One line of the log. Its class says of which kind it is."""
+    """One line of the log. Its class is its kind."""
 
     kind: ClassVar[str]
 
@@ -43,8 +43,8 @@ class JoinRequest(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class RankFailed(AgentRecord):
-    """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` is of
-    something else that failed, of which the news may be still on its way.
+    """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` follows
+    from another failure, whose record may arrive later.
     """
 
     agent: str
@@ -150,7 +150,7 @@ class StopAll(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult(AgentRecord):
-    """The leader's decision what follows an attempt that has ended everywhere.
+    """The leader's decision about the next step after an attempt has ended everywhere.
 
     ``error`` is why it ended, where that was not a rank's failure.
     """
@@ -214,7 +214,7 @@ def answer_key(agent: str) -> str:
 
 
 def is_decision(record: AgentRecord) -> bool:
-    """Whether ``record`` is of the agent that leads, not of the one that it is about."""
+    """True if the leader wrote ``record``, not the agent that it is about."""
     if isinstance(record, AgentLeft):
         return record.lost is not None
     return isinstance(

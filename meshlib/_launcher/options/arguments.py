@@ -1,4 +1,4 @@
-"""The command line of ``meshrun``, and what it means for one launch."""
+"""The command line of ``meshrun``, and the launch that it describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
-from meshlib._command_line import told
+from meshlib._command_line import message_of
 from meshlib._launcher.options.hosts import host_options, refuse_without_hosts
 from meshlib._launcher.options.launch import (
     FAILURE_GRACE_SECONDS,
@@ -22,7 +22,7 @@ from meshlib._launcher.options.launch import (
     NodeOptions,
     RankProgram,
 )
-from meshlib._launcher.options.nodes import ask_engine, gets_engine_signals, node_options
+from meshlib._launcher.options.nodes import fill_from_engine, gets_engine_signals, node_options
 from meshlib._launcher.options.numa import cpus_of_ranks
 from meshlib._launcher.options.output import OutputOptions, parse_streams
 from meshlib._launcher.options.parser import make_parser, with_address
@@ -33,7 +33,7 @@ from transport._platform import available_cores
 def parse(
     argv: Sequence[str] | None = None, decided: Mapping[str, object] | None = None
 ) -> LaunchOptions:
-    """Return what ``argv`` (default: the process's arguments) asks for.
+    """Return the launch that ``argv`` (default: the process's arguments) describes.
 
     ``decided`` has options, by name, that hold whatever ``argv`` says. Ends the process with a
     message and exit code 2 when it makes no sense.
@@ -50,7 +50,7 @@ def parse(
         strays = stray_options(given, parser.get_default)
         return replace(options, warnings=(*strays, *hidden_packages(options.program)))
     except (ValueError, OSError) as error:
-        parser.error(told(error))
+        parser.error(message_of(error))
 
 
 def _launch_options(given: argparse.Namespace) -> LaunchOptions:
@@ -59,7 +59,7 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
         from transport._net.tls_choice import tls_from_environment
 
         tls_from_environment()  # or an error before anything starts
-    notes = ask_engine(given, os.environ)
+    notes = fill_from_engine(given, os.environ)
     nodes = node_options(given)
     ranks, mesh = _ranks_and_mesh(given.nproc_per_node, given.mesh, nodes)
     grace: float | None = given.grace_period
@@ -132,7 +132,7 @@ def _ranks_and_mesh(
     try:
         config = MeshConfig.parse(mesh)
     except (OSError, ImportError) as error:
-        raise ValueError(f"--mesh {told(error)} (in {os.getcwd()})") from None
+        raise ValueError(f"--mesh {message_of(error)} (in {os.getcwd()})") from None
     if nodes.least != nodes.most:
         raise ValueError(
             f"--mesh {mesh} needs a fixed number of ranks, but --nnodes is"

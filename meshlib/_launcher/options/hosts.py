@@ -1,4 +1,4 @@
-"""Options of a job that is started over ssh: ``--hosts`` and what belongs to it."""
+"""Options of a job that is started over ssh: ``--hosts`` and related ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SSH = "ssh -o BatchMode=yes"
 
 
 def host_options(given: argparse.Namespace, words: Sequence[str]) -> HostOptions:
-    """Return what the parsed command line ``words`` says about hosts.
+    """Return the options about hosts of the parsed command line ``words``.
 
     Raises ValueError when it does not fit together.
     """

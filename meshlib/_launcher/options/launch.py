@@ -31,9 +31,9 @@ class RankProgram:
 class NodeOptions:
     """The number of nodes, and their meeting point. Times are in seconds.
 
-    ``rank`` is None where it is assigned by arrival; ``is_host``: whether this node serves the
-    store, 1 or 0, -1 where its address tells. With the URL ``etcd`` the store is there, where it
-    outlives every node; ``host`` and ``port`` are those of its first member.
+    ``rank`` is None if it is assigned by arrival; ``is_host``: whether this node serves the store,
+    1 or 0, -1 where its address tells. With the URL ``etcd`` the store is there, where it outlives
+    every node; ``host`` and ``port`` are those of its first member.
     """
 
     least: int = 1
@@ -58,7 +58,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node of this machine, with those of its CPUs that this process may use."""
+    """A NUMA node of this machine, with its CPUs that this process may use."""
 
     number: int
     cpus: tuple[int, ...]
@@ -99,7 +99,7 @@ class LaunchOptions:
 
     ``quiet``: another launcher of the job prints the report of its end.
 
-    The ``notes`` say where options come from that were not on the command line. The ``warnings``
+    The ``notes`` name the sources of options that were not on the command line. The ``warnings``
     are printed before anything starts.
 
     After a failure the other ranks end or go on, as ``on_failure`` says. If they go on, up to

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from meshlib._launcher.options.launch import NodeOptions
 from transport import _environment as environment
-from transport._deadline import read_duration
 from transport._launch_environments import (
     DEFAULT_PORT,
     LaunchEnvironmentError,
@@ -26,6 +25,7 @@ from transport._launch_environments import (
 )
 from transport._net.secret_file import read_secret, secret_from_environment
 from transport._store.etcd.address import EtcdAddress
+from transport._waiting.deadline import read_duration
 
 _LOCAL_NAMES = ("localhost", "::1")
 _BACKENDS = ("static", "store", "c10d")
@@ -34,7 +34,7 @@ _CONFIG = ("join_timeout", "last_call_timeout", "heartbeat_timeout", "is_host")
 
 
 def node_options(given: argparse.Namespace) -> NodeOptions:
-    """Return what the parsed command line says about nodes.
+    """Return the options about nodes of the parsed command line.
 
     Raises ValueError when it does not fit together.
     """
@@ -123,7 +123,7 @@ def _endpoint(given: argparse.Namespace) -> tuple[str, int] | None:
 
 
 def _etcd(given: argparse.Namespace) -> EtcdAddress | None:
-    """Return the etcd in which nodes meet, if there is one."""
+    """Return the address of the etcd through which nodes meet, or None."""
     if not given.rdzv:
         return None
     for name in ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port"):
@@ -187,8 +187,10 @@ NO_JOB = "none"
 _TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
 
 
-def ask_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Fill in the options that the command line leaves open; return these and their sources.
+def fill_from_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Fill in, from the engine's variables, the options that the command line leaves open.
+
+    Return notes of these options and their sources.
 
     Raises ValueError (LaunchEnvironmentError) when an engine announces several nodes without a
     meeting point, and when its values would make wrong worlds.
@@ -242,7 +244,7 @@ def _complete(given: argparse.Namespace) -> bool:
 
 
 def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
-    """Take from an engine's answer what is open; return what was taken, in words."""
+    """Fill the missing options from an engine's answer; return the used ones, in words."""
     taken: list[str] = []
 
     def take(option: str, value: object) -> None:

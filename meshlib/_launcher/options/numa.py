@@ -1,4 +1,4 @@
-"""``--numa``: the CPUs of which NUMA node each local rank is bound to."""
+"""``--numa``: binding each local rank to the CPUs of a NUMA node."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def list_cpus(cpus: tuple[int, ...]) -> str:
 
 
 def describe(nodes: tuple[NumaNode, ...], first_rank: int) -> str:
-    """Return what ranks from ``first_rank`` on are bound to, on one line."""
+    """Return the bindings of the ranks from ``first_rank`` on, on one line."""
     bound = (
         f"rank {first_rank + i} to node {node.number} (CPUs {list_cpus(node.cpus)})"
         for i, node in enumerate(nodes)

@@ -10,9 +10,9 @@ from typing import Any
 
 from meshlib import __version__
 from meshlib._command_line import OneLineParser
-from transport._deadline import read_duration
 from transport._launch_environments import DEFAULT_PORT
 from transport._net import LOOPBACK
+from transport._waiting.deadline import read_duration
 
 _DESCRIPTION = """\
 Start the ranks of a job on this node, watch them, and end all of them when one fails.

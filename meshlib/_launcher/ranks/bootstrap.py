@@ -7,7 +7,7 @@ classes of ``__main__`` and multiprocessing inside a rank work.
 
 Arguments: PARENT_PID FLAGS KIND TARGET [ARGS...]. FLAGS is ``-`` or letters: ``l`` makes standard
 output and error line-buffered, ``q`` leaves printing the traceback to the launcher. With ``f`` and
-a descriptor this process is no rank, but forks them (``forking``). KIND is ``script``,
+a descriptor this process is not a rank, but forks them (``forking``). KIND is ``script``,
 ``module`` or ``program`` (anything executable).
 """
 
@@ -103,7 +103,7 @@ def describe_error(error: BaseException, rank: int, runner: str = __file__) -> d
 
 
 def write_error_file(path: str, record: dict[str, object]) -> None:
-    """Write what ``describe_error`` returned to ``path``, complete or not at all."""
+    """Write the result of ``describe_error`` to ``path``, completely or not at all."""
     import json
 
     partial = f"{path}.{os.getpid()}"
@@ -138,7 +138,7 @@ def _show_traceback(
     sys.__excepthook__(kind, error, users_traceback(error))
 
 
-def _say_nothing(
+def _print_nothing(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """The launcher prints the first failing rank's traceback; the others would hide it."""
@@ -274,7 +274,7 @@ def main() -> None:
         raise
     except BaseException as error:  # the launcher tells of any
         if _record(error, parent) and "q" in flags and sys.excepthook is _show_traceback:
-            sys.excepthook = _say_nothing
+            sys.excepthook = _print_nothing
         raise
 
 

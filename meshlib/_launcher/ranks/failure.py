@@ -171,8 +171,8 @@ class RankExit:
     @property
     def wrote_in_vain(self) -> bool:
         """True if it failed because its output has no reader any more."""
-        said = self.error is not None and self.error.type == BrokenPipeError.__name__
-        return said or self.code == -signal.SIGPIPE
+        broken_pipe = self.error is not None and self.error.type == BrokenPipeError.__name__
+        return broken_pipe or self.code == -signal.SIGPIPE
 
     @property
     def exit_name(self) -> str:

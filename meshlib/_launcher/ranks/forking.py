@@ -16,7 +16,7 @@ from types import ModuleType
 from transport._platform import thread_names
 
 LENGTH = struct.Struct("!I")
-"""Before each order goes its length; the answer is the rank's process, 0 where there is none."""
+"""Before each order goes its length; the answer is the rank's process, 0 if there is none."""
 _ADOPTION_SECONDS = 10.0
 PRELOADED = (
     "numpy",
@@ -28,9 +28,9 @@ PRELOADED = (
     "meshlib._c10d.functions.objects",
     "meshlib._c10d.functions.personalized",
     "meshlib._c10d.groups",
-    "meshlib._job.init",
+    "meshlib._job.starting.init",
     "meshlib._mesh.init",
-    "transport._auto",
+    "transport._hierarchical.auto",
     "ctypes",
     "faulthandler",
     "traceback",
@@ -66,7 +66,7 @@ def serve(descriptor: int, parent: int) -> str:
 
 
 def _preload() -> bool:
-    """Import what ranks need; return whether this process may be forked."""
+    """Import the modules that ranks need; return whether this process may be forked."""
     import atexit
     import gc
     import importlib
@@ -116,9 +116,9 @@ def _fork(parent: int) -> int:
         return 0
     os.close(writer)
     with open(reader, "rb") as pipe:
-        told = pipe.read(LENGTH.size)
+        data = pipe.read(LENGTH.size)
     os.waitpid(between, 0)
-    return LENGTH.unpack(told)[0] if told else -1
+    return LENGTH.unpack(data)[0] if data else -1
 
 
 def _become(order: dict[str, object], descriptors: list[int]) -> None:

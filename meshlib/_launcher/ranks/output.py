@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from meshlib._command_line import say
+from meshlib._command_line import print_note
 from meshlib._launcher.options.output import STREAMS, OutputOptions, Route
 
 _CHUNK = 1 << 16
@@ -44,7 +44,7 @@ class OutputPump:
         self._selector.register(self._stop_reader, selectors.EVENT_READ, None)
         self._sources: set[_Source] = set()
         self._lock = threading.Lock()
-        self._coming: list[_Source] = []
+        self._added: list[_Source] = []
         self._running = False
         self._unfinished: _Source | None = None
         self._thread: threading.Thread | None = None
@@ -56,7 +56,7 @@ class OutputPump:
         line behind ``prefix`` to descriptor ``console``. Also while others are copied.
         """
         with self._lock:
-            self._coming.append(_Source(reader, console, prefix, file))
+            self._added.append(_Source(reader, console, prefix, file))
             if self._running:
                 os.write(self._stop_writer, b"+")
                 return
@@ -65,7 +65,7 @@ class OutputPump:
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Copy what is left until every stream has ended, for ``timeout`` seconds at most."""
+        """Copy the remaining output until every stream has ended, at most ``timeout`` seconds."""
         if self._thread is not None:
             self._thread.join(timeout)  # it ends by itself when the last writer is gone
             os.write(self._stop_writer, b".")
@@ -82,7 +82,7 @@ class OutputPump:
 
     def _run(self) -> None:
         while self._take_in():
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._prompt_timeout()):
                 source: _Source | None = key.data
                 if source is None:
                     if os.read(self._stop_reader, 1) == b".":
@@ -99,11 +99,11 @@ class OutputPump:
             self._show_prompts()
 
     def _take_in(self) -> bool:
-        """Take in what was added; return whether there is anything to copy."""
+        """Add the new streams; return True if any stream is open."""
         with self._lock:
-            coming, self._coming = self._coming, []
-            self._running = bool(self._sources or coming)
-        for source in coming:
+            added, self._added = self._added, []
+            self._running = bool(self._sources or added)
+        for source in added:
             self._sources.add(source)
             self._selector.register(source.reader, selectors.EVENT_READ, source)
         return bool(self._sources)
@@ -131,7 +131,7 @@ class OutputPump:
             while view:  # a disk that is nearly full takes a part
                 view = view[file.write(view) :]
         except OSError as error:  # a full disk: what the console shows goes on
-            say("meshrun", f"{file.name} is not continued: {error.strerror}")
+            print_note("meshrun", f"{file.name} is not continued: {error.strerror}")
             self.unwritten = error
             source.file = None
             with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ class OutputPump:
                 source.line = b""
                 self._drop(source)  # so that the rank's next write fails, as without a pump
 
-    def _patience(self) -> float | None:
+    def _prompt_timeout(self) -> float | None:
         waiting = [source.since for source in self._sources if self._may_prompt(source)]
         if not waiting:
             return None

@@ -39,7 +39,7 @@ class NodePlacement:
     store_url: str = ""
 
     def variables(self) -> dict[str, str]:
-        """Return what is equal for all ranks of the node."""
+        """Return the variables that are equal for all ranks of the node."""
         secret = {environment.SECRET: self.secret} if self.secret else {}
         store = f"{self.store_host}:{self.store_port} {self.store_url}".rstrip()
         return secret | {
@@ -54,7 +54,7 @@ class NodePlacement:
         }
 
     def variables_of(self, rank: int, local_rank: int) -> dict[str, str]:
-        """Return what is a rank's own."""
+        """Return the variables of one rank."""
         own = {environment.RANK: str(rank), environment.LOCAL_RANK: str(local_rank)}
         return own | ({environment.JOIN: "1"} if rank >= self.world_size else {})
 

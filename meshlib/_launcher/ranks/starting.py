@@ -87,7 +87,7 @@ class ForkServer:
     ) -> ForkedRank | None:
         """Start a rank with the ``variables`` and descriptors (None: the launcher's own).
 
-        ``flags`` are bootstrap's. Returns None where ranks cannot be forked: they are to be started
+        ``flags`` are bootstrap's. Returns None if ranks cannot be forked: they are to be started
         otherwise.
         """
         import json  # not before the server has begun
@@ -118,7 +118,7 @@ class ForkServer:
 
 
 def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
-    """Start what this node's ranks are forked from, if they are to be."""
+    """Start the process that this node's ranks are forked from, if they are forked."""
     if options.start != "fork" or options.program.kind == "program":
         return None
     from meshlib._launcher.ranks.placement import limit_threads
@@ -156,7 +156,7 @@ def start(
 
 
 def _command_line(program: RankProgram, flags: str) -> list[str]:
-    """Return what starts ``program`` in a rank: this Python, and in it ``bootstrap``."""
+    """Return the command that starts ``program`` in a rank: this Python with ``bootstrap``."""
     python = [sys.executable]
     if program.kind == "program":
         python += ["-I", "-S"]

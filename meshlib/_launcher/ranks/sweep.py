@@ -19,7 +19,7 @@ from transport import _environment as environment
 from transport._platform import environment_of, wait_for_end
 from transport._platform import parents as all_parents
 
-_PATIENCE_SECONDS = 0.5
+_GRACE_SECONDS = 0.5
 
 
 def strays(run_id: str, adopter: int | None) -> list[int]:
@@ -62,7 +62,7 @@ def end_strays(run_id: str, spare: Iterable[int]) -> list[int]:
             break
         if number is not None:
             kill_all(found, number)
-        wait_until_gone(found, _PATIENCE_SECONDS)
+        wait_until_gone(found, _GRACE_SECONDS)
         reap(found)
         found = find()
         seen.update(found)
@@ -83,7 +83,7 @@ def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Collect those of ``pids`` that have ended and are children of this process."""
+    """Collect the ended children of this process among ``pids``."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

@@ -104,8 +104,8 @@ class RankWorker:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
-    def told_by_others(self) -> None:
-        """Note that the rank has been told to end, a moment ago and not by this launcher."""
+    def note_external_signal(self) -> None:
+        """Note that something else than this launcher has just sent the rank a signal to end."""
         code = self.process.returncode
         if code is None or code < 0:
             self._stopped_at = self._stopped_at or wall_time() - _A_MOMENT
@@ -166,8 +166,8 @@ class Ending:
         settle = SETTLE_AFTER_ECHO_SECONDS if echo else SETTLE_SECONDS
         return cls(running, settle, grace, signal.SIGTERM)
 
-    def hear_cause(self) -> None:
-        """The failure of which others were echoes is known: nobody else has to say anything."""
+    def on_cause(self) -> None:
+        """Stop sooner: the failure that caused the others is known."""
         if self._first is not None:
             self.due = min(self.due, time.monotonic() + SETTLE_SECONDS)
 
@@ -178,7 +178,7 @@ class Ending:
         self.advance()
 
     def advance(self) -> None:
-        """Send what is due."""
+        """Send the signals that are due."""
         now = time.monotonic()
         if now < self.due:
             return

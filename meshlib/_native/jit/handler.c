@@ -54,8 +54,8 @@ static int call_python(const ProgramCall *call, const Memory *buffers, const Hea
     return result ? 0 : -1;
 }
 
-/* The interpreter makes a state for a thread that comes for the first time, and frees it when that leaves: XLA's
- * threads come again, so the state is kept. */
+/* The interpreter makes a thread state at a thread's first call, and frees it after that. XLA's threads call again, so
+ * the state is kept. */
 static PyGILState_STATE enter_python(void) {
     static _Thread_local char known;
     PyGILState_STATE state = PyGILState_Ensure();
@@ -69,7 +69,7 @@ static uint64_t bytes_of(const XLA_FFI_Buffer *buffer, uint64_t itemsize) {
     return itemsize;
 }
 
-/* The program's buffers that are no tokens, with their bytes: how many, or -1. */
+/* The program's buffers that are not tokens, with their bytes: how many, or -1. */
 static int take_buffers(void *const *given, int64_t count, const uint64_t *itemsizes, Memory *buffers) {
     int taken = 0;
     for (int64_t i = 0; i < count; i++) {

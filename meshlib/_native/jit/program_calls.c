@@ -26,8 +26,9 @@ static Entry *begin_entry(const ProgramCall *call, const Header *header) {
 /* ------------------------------------------------------------------ calls */
 
 static int is_usual(const Calls *calls) {
-    /* Memory that stays where it is: a look that comes too late is as one that came before. */
-    return calls->open_until > monotonic() && !(calls->group && calls->group->group.news) && !calls->recorder->watched &&
+    /* A value that changes during this check counts as changed after it. */
+    int wake_requested = calls->group && calls->group->group.wake_requested;
+    return calls->open_until > monotonic() && !wake_requested && !calls->recorder->watched &&
            calls->recorder->annotate == Py_None && !PyDict_GET_SIZE(calls->recorder->labels) &&
            !PyDict_GET_SIZE(calls->observers);
 }
@@ -51,8 +52,8 @@ static Outcome collective(ProgramCall *call, const Memory *buffers, Header *head
     Status status = transport->group_begin(&o->group, &what, SLEEP);
     entry->ended = monotonic();
     if (status == DONE_ALL) return MADE;
-    entry->number = 0;   /* Python makes a record of its own, */
-    o->group.news = 0; /* and looks for news first */
+    entry->number = 0;           /* Python makes a record of its own, */
+    o->group.wake_requested = 0; /* and checks first why the call was woken */
     return BEGUN;
 }
 
@@ -87,7 +88,7 @@ static Outcome send(const ProgramCall *call, RingObject *end, const Memory *buff
     entry->ended = monotonic();
     if (status == DONE_ALL) return MADE;
     entry->number = 0;
-    return BEGUN; /* the receiver has to be asked to make room */
+    return BEGUN; /* the ring is full: Python waits for room */
 }
 
 static Outcome receive(const ProgramCall *call, RingObject *end, const Memory *buffers, Header *header) {
@@ -191,7 +192,7 @@ static PyObject *calls_open(Calls *calls, PyObject *value) {
     if (seconds == -1 && PyErr_Occurred()) return NULL;
     if (seconds > 0) calls->open_until = monotonic() + seconds;
     else calls->open_until = 0;
-    if (seconds <= 0 && calls->group) calls->group->group.news = 0; /* Python looks for them now */
+    if (seconds <= 0 && calls->group) calls->group->group.wake_requested = 0; /* Python checks now why it was woken */
     Py_RETURN_NONE;
 }
 

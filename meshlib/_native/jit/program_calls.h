@@ -31,7 +31,7 @@ typedef struct {
     PyObject *observers;
     int size, rank;
     _Atomic int self_is_free; /* no message of this member to itself is on its way */
-    Pair *pairs; /* by member: the rings to it and from it; NULL where there are none yet */
+    Pair *pairs; /* by member: the rings to it and from it; NULL if there are none yet */
     Entry *entries;
     uint64_t capacity;
     _Atomic uint64_t count;
@@ -71,4 +71,4 @@ typedef enum {
 Outcome make_call(ProgramCall *call, const Memory *buffers, Header *header);
 
 int add_program_calls(PyObject *module); /* -1 with an exception */
-int add_handler(PyObject *module);       /* xla_handler: a capsule; None where XLA's header was not there */
+int add_handler(PyObject *module);       /* xla_handler: a capsule; None if XLA's header was not there */

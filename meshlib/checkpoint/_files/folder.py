@@ -70,7 +70,7 @@ class Entries(NamedTuple):
 
 
 def entries_of(storage: Storage) -> Entries:
-    """Return what is in a folder of checkpoints."""
+    """Return the contents of a folder of checkpoints."""
     found = sorted(
         StoredCheckpoint(int(match[2] or 0), int(match[1]))
         for match in map(_NAME.fullmatch, storage.folders())
@@ -106,7 +106,7 @@ def claim_entry(storage: Storage, step: int, owner: str) -> StoredCheckpoint:
 
 
 def sweep(storage: Storage, unfinished: Iterable[StoredCheckpoint]) -> None:
-    """Remove what other processes have left unfinished. What this one is writing stays."""
+    """Remove unfinished files of other processes; keep the files that this one is writing."""
     for entry in unfinished:
         if not any(owner.startswith(_process()) for owner in storage.claims(entry.name)):
             storage.remove_unfinished(entry.name)
@@ -151,7 +151,7 @@ class Description:
 def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
     """Return the checkpoint at ``path``, or of a folder of checkpoints the newest one or ``step``.
 
-    Raises CheckpointError where there is none, naming what there is.
+    Raises CheckpointError if there is none, naming what there is.
     """
     storage = open_storage(path)
     if storage.exists(DOCUMENT):
@@ -167,7 +167,7 @@ def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
     left = f" ({len(unfinished)} that were never finished)" if unfinished else ""
     if step is not None and complete:
         raise CheckpointError(f"{path} has no checkpoint of step {step}; it has {there}{left}")
-    raise CheckpointError(f"{path} is no checkpoint and has none{left}")
+    raise CheckpointError(f"{path} is not a checkpoint and contains none{left}")
 
 
 def latest_step(path: str | os.PathLike[str]) -> int | None:
@@ -207,7 +207,7 @@ def _canonical(document: Any) -> bytes:
 
 
 def read_entry(storage: Storage, entry: StoredCheckpoint) -> Description:
-    """Return what the document of a checkpoint in a folder says, as ``read_description`` does."""
+    """Read the description of a checkpoint in a folder, as ``read_description`` does."""
     found = read_description(storage.below(entry.name))
     if found.step != entry.step:
         raise CorruptCheckpointError(f"{found.path} is the checkpoint of step {found.step}")
@@ -215,7 +215,7 @@ def read_entry(storage: Storage, entry: StoredCheckpoint) -> Description:
 
 
 def read_description(storage: Storage) -> Description:
-    """Return what the document of a complete checkpoint says.
+    """Read the description of a complete checkpoint from its document.
 
     Raises CorruptCheckpointError where it is torn or was changed, CheckpointError where it is of
     something else or says what no ``save`` writes.
@@ -227,12 +227,12 @@ def read_description(storage: Storage) -> Description:
         document = json.loads(storage.read(DOCUMENT))
         own = document["attributes"]["meshlib"]
         members = document["consolidated_metadata"]["metadata"]
-        told, found = own.pop("crc32c", None), crc32c(_canonical(document))
+        stored, found = own.pop("crc32c", None), crc32c(_canonical(document))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path} is of a Zarr group, but not of a checkpoint") from None
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path} is torn or was changed: {error}") from None
-    if told != found:
+    if stored != found:
         raise CorruptCheckpointError(f"{path} was changed: its checksum is another one")
     if own.get("format") != FORMAT:
         raise CheckpointError(
@@ -264,7 +264,8 @@ def _described(storage: Storage, own: Mapping[str, Any], members: Mapping[str, A
 
 
 def check_step(step: Any) -> int:
-    """Return ``step`` as an int; raise TypeError for no whole number, ValueError below 0."""
+    """Return ``step`` as an int; raise TypeError for a value that is not an integer, ValueError
+    below 0."""
     number = to_whole_number(step, "step")
     if number < 0:
         raise ValueError(f"step is {number}; expected at least 0")

@@ -16,7 +16,7 @@ class Keeping:
     """Keep the ``last`` so many checkpoints, and so many with the ``best`` metric; None: all.
 
     The newest is always kept, and of each step the newest one alone. Raises ValueError for counts
-    below 1 or another ``better``, TypeError for no whole number.
+    below 1 or another ``better``, TypeError for a value that is not an integer.
     """
 
     last: int | None = None
@@ -31,7 +31,7 @@ class Keeping:
             raise ValueError(f"better is {self.better!r}; expected 'lower' or 'higher'")
 
     def clean(self, storage: Storage, written: StoredCheckpoint) -> None:
-        """Remove what is not to be kept, now that ``written`` is complete, which stays."""
+        """Remove the checkpoints not to keep, now that ``written`` is complete, which stays."""
         complete, replaced, _ = entries_of(storage)
         kept = {written, *self._kept(storage, complete)}
         for entry in (*replaced, *complete):
@@ -45,8 +45,8 @@ class Keeping:
         if self.best is not None:
             # The document is asked each time: another writer may have saved a step anew.
             metrics = {entry: _metric(storage, entry) for entry in complete}
-            told = {entry: metric for entry, metric in metrics.items() if metric is not None}
-            best = sorted(told, key=told.__getitem__, reverse=self.better == "higher")
+            measured = {entry: metric for entry, metric in metrics.items() if metric is not None}
+            best = sorted(measured, key=measured.__getitem__, reverse=self.better == "higher")
             kept += best[: self.best]
         return kept
 

@@ -23,16 +23,16 @@ from meshlib.sharding._blocks import blocks
 from meshlib.sharding._sharding import Sharding
 
 MOST_BYTES = 16 << 20
-"""A chunk has no more, where it can be cut: what is read to check a part of it is bounded."""
+"""The most bytes of a chunk that can be cut. It bounds the reads for a check of a part."""
 
 LEAST_BYTES = 1 << 20
-"""Replicas do not share what is smaller."""
+"""Replicas do not share the writing of smaller arrays."""
 
 Index = tuple[int, ...]
 
 
 def aligned(sharding: Sharding, shape: Sequence[int]) -> Sharding:
-    """Return ``sharding``, reduced, or the nearest whose parts make a regular grid of ``shape``."""
+    """Return ``sharding``, reduced, or the nearest sharding with a regular grid of parts."""
     landed = sharding.reduced()
     dims = [
         split if _unit(landed, d, length) else split[:1]

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from meshlib.checkpoint._errors import CheckpointError
 from meshlib.checkpoint._files.storage import CLAIM, Reader, Storage
 from meshlib.checkpoint._files.zarr import DOCUMENT
-from transport._interrupts import join
 from transport._place import this_machine
+from transport._waiting.interrupts import join
 
 _SYNCING = 8
 """The number of files synced at once: a disk takes several at one turn."""
@@ -194,7 +194,7 @@ class _Syncing:
         self._files.put(file)
 
     def end(self) -> list[OSError]:
-        """Wait for all of them; return what went wrong."""
+        """Wait for all of them; return their errors."""
         for _ in self._threads:
             self._files.put(None)
         for thread in self._threads:

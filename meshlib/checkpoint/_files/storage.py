@@ -84,7 +84,7 @@ class Storage(ABC):
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder and all in it, its document first. One that is gone is no error.
+        """Remove a folder and all in it, its document first. One that is gone is not an error.
 
         Of a link to a folder the link is removed, and nothing behind it.
         """
@@ -105,11 +105,11 @@ class Storage(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Make what was written since the last time last."""
+        """Make the writes since the last ``sync`` durable."""
 
     @abstractmethod
     def forget(self) -> None:
-        """Leave out of the next ``sync`` what was written since the last one: it is given up."""
+        """Leave the writes since the last ``sync`` out of the next one: they are abandoned."""
 
     @property
     def place(self) -> str:

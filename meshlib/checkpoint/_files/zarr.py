@@ -169,7 +169,7 @@ def array_document(grid: ChunkGrid, name: str) -> dict[str, Any]:
 def grid_of(document: Mapping[str, Any], name: str) -> ChunkGrid:
     """Return the grid that an array's document describes.
 
-    Raises CheckpointError for what is not written as ``array_document`` says.
+    Raises CheckpointError for a document that ``array_document`` did not write.
     """
     try:
         dtype, codecs = dtype_of(document["data_type"]), document["codecs"]

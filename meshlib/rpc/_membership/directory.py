@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from meshlib.rpc._errors import WorkerLostError
 from transport._checks import to_whole_number
-from transport._interrupts import Condition, sliced
+from transport._waiting.interrupts import Condition, sliced
 
 
 class WorkerInfo(NamedTuple):
@@ -20,7 +20,7 @@ class WorkerInfo(NamedTuple):
 
 
 class WorkerDirectory:
-    """The knowledge of worker ``rank``, called ``name``, about all ``size`` workers. Any thread.
+    """The knowledge of worker ``rank``, called ``name``, about all ``size`` workers. Thread-safe.
 
     ``find`` waits at most ``timeout`` seconds for their names.
     """

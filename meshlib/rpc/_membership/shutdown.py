@@ -15,14 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from meshlib._calls.future import WaitTimeoutError, block
-from meshlib.rpc._caller import Caller
-from meshlib.rpc._calls import OutgoingCall
+from meshlib.rpc._calling.caller import Caller
+from meshlib.rpc._calling.futures import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.rpc._overdue.timer import TimerThread
-from transport._deadline import Deadline
 from transport._errors import DistError
-from transport._interrupts import Condition, next_slice
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import Condition, next_slice
 
 _PAUSE_SECONDS = 0.01
 Answer = Callable[[object], None]
@@ -112,7 +112,7 @@ class Shutdown:
 
     def _wave(self, what: str, others: list[int], deadline: Deadline) -> dict[int, object]:
         caller, describe = self._caller, self._directory.describe
-        asked: dict[int, OutgoingCall] = {}
+        calls: dict[int, OutgoingCall] = {}
         for rank in others:
             try:
                 caller.connect(rank, max(deadline.remaining(), 0.1))
@@ -120,18 +120,18 @@ class Shutdown:
                 raise _too_late(deadline, f"{describe(rank)} was not reached in time") from error
             except DistError:
                 continue  # lost
-            asked[rank] = caller.ask(rank, what, seconds=0)
-        said: dict[int, object] = {}
-        for rank, call in asked.items():
+            calls[rank] = caller.query(rank, what, seconds=0)
+        answers: dict[int, object] = {}
+        for rank, call in calls.items():
             with suppress(WaitTimeoutError):
                 block(call, deadline.remaining(), lambda: "shutdown")
             if not call.done():
-                missing = ", ".join(describe(r) for r, c in asked.items() if not c.done())
+                missing = ", ".join(describe(r) for r, c in calls.items() if not c.done())
                 why = f"{missing} have not called it, or are not done with their calls"
                 raise _too_late(deadline, why)
             if call.exception() is None:
-                said[rank] = call.value()
-        return said
+                answers[rank] = call.value()
+        return answers
 
     def _await_own(self, deadline: Deadline) -> int:
         while (activity := self._activity()) is None:

@@ -1,9 +1,9 @@
 """Cycles of calls that wait for each other.
 
 A function that waits for a call, or for an object that is being made, waits for another function:
-the one that serves the call or makes the object. A call that has waited for a second is followed
-from worker to worker. If the way leads back to it twice over the same calls, there was a moment at
-which all of them waited, and none can go on.
+the one that serves the call or makes the object. The detector follows a call that has waited for a
+second from worker to worker. If the chain leads back to the call twice over the same calls, there
+was a moment at which all of them waited, and none can go on.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from meshlib._calls.future import Future
-from meshlib.rpc._caller import Caller
-from meshlib.rpc._calls import OutgoingCall, RpcFuture, name_of, settle
+from meshlib.rpc._calling.caller import Caller
+from meshlib.rpc._calling.execution import CYCLE_CHECK_SECONDS, CallId, Execution, ServedCall
+from meshlib.rpc._calling.futures import OutgoingCall, RpcFuture, name_of, settle
 from meshlib.rpc._errors import WaitCycleError
-from meshlib.rpc._execution import PATIENCE, CallId, Execution, ServedCall
 from meshlib.rpc._membership.directory import WorkerDirectory
 from transport._errors import DistError
 
@@ -26,7 +26,7 @@ _MOST_STEPS = 1000
 
 
 class WaitStep(NamedTuple):
-    """A waiting function: its worker, the call that runs it, what it waits for and for how long."""
+    """A waiting function: its worker and call, the call or object that it awaits, and how long."""
 
     worker: int
     call: CallId
@@ -47,22 +47,22 @@ class CycleDetector:
         self._followed: dict[CallId, float] = {}
 
     def tick(self) -> float | None:
-        """Follow the calls that have waited for long; return the seconds until the next tick, None
-        if no call waits. For the timer.
+        """Follow the calls that have waited for long. Return the seconds until the next tick, or
+        None if no call waits. Called by the timer.
         """
         now = time.monotonic()
         waiting = [call for call in list(self._execution.calls.values()) if call.waits_for]
         self._followed = {call.id: self._followed.get(call.id, 0.0) for call in waiting}
         for call in waiting:
-            if now - call.waits_since < PATIENCE:
+            if now - call.waits_since < CYCLE_CHECK_SECONDS:
                 continue
             if now - self._followed[call.id] >= _AGAIN_SECONDS:
                 self._followed[call.id] = now
                 self._execution.threads.submit(lambda it=call: self._follow(it))
-        return PATIENCE / 2 if waiting else None
+        return CYCLE_CHECK_SECONDS / 2 if waiting else None
 
     def step(self, call_id: CallId) -> WaitStep | None:
-        """Return what a call that is served here waits for, None if for no call or object."""
+        """Return the wait of a call that is served here; None if it awaits no call or object."""
         call = self._execution.calls.get(call_id)
         awaited = call.waits_for if call is not None else None
         if call is None or not isinstance(awaited, RpcFuture) or awaited.done():
@@ -88,14 +88,12 @@ class CycleDetector:
                 self._break(awaited, again)
 
     def _way_back(self, call_id: CallId) -> list[WaitStep] | None:
-        """Return the steps from a call that is served here back to itself, None if it is in no
-        cycle.
-        """
+        """Return the steps from a call that is served here back to itself; None without a cycle."""
         me = self._directory.rank
         steps: list[WaitStep] = []
         worker, at = me, call_id
         while len(steps) < _MOST_STEPS:
-            found = self.step(at) if worker == me else self._ask(worker, at)
+            found = self.step(at) if worker == me else self._query(worker, at)
             if found is None:
                 return None
             steps.append(found)
@@ -106,10 +104,10 @@ class CycleDetector:
                 return None  # a cycle of other workers, which find it themselves
         return None
 
-    def _ask(self, worker: int, call_id: CallId) -> WaitStep | None:
+    def _query(self, worker: int, call_id: CallId) -> WaitStep | None:
         self._caller.connect(worker, _STEP_SECONDS)
-        said: Any = self._caller.ask(worker, "waits", call_id, seconds=_STEP_SECONDS).wait()
-        return None if said is None else WaitStep(*said)
+        answer: Any = self._caller.query(worker, "waits", call_id, seconds=_STEP_SECONDS).wait()
+        return None if answer is None else WaitStep(*answer)
 
     def _break(self, awaited: Future[Any] | None, steps: list[WaitStep]) -> None:
         rows = [
@@ -117,7 +115,7 @@ class CycleDetector:
             f" {s.seconds:.1f} s"
             for s in steps
         ]
-        text = "these calls wait for each other, and would for ever:\n" + "\n".join(rows)
+        text = "these calls wait for each other and would never end:\n" + "\n".join(rows)
         if isinstance(awaited, OutgoingCall):
             self._caller.abandon(awaited, WaitCycleError(text))
         elif awaited is not None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from meshlib._calls.future import Future, at_once
-from meshlib.rpc._calls import OutgoingCall
+from meshlib.rpc._calling.futures import OutgoingCall
 from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._overdue.timer import TimerThread
 
 STATE_SECONDS = 0.5
-"""A callee gets this long to say what an overdue call does."""
+"""The seconds in which a callee has to describe an overdue call."""
 _WRITE_SECONDS = 1.0
 """Flight records are written no more often than this."""
 
@@ -26,7 +26,7 @@ class PendingCalls(Protocol):
         """Return the calls that wait for their replies."""
         ...
 
-    def ask(self, to: int, *what: object, seconds: float) -> Future[Any]:
+    def query(self, to: int, *what: object, seconds: float) -> Future[Any]:
         """Ask the worker of rank ``to``; return the future of its answer."""
         ...
 
@@ -85,10 +85,10 @@ class Deadlines:
         return self._next
 
     def _find_out_why(self, caller: PendingCalls, call: OutgoingCall, who: str) -> None:
-        """Ask the callee what an overdue call does, and end it."""
+        """Ask the callee about an overdue call, and end the call."""
 
-        def end(said: str) -> None:
-            text = f"{call.what} on {who} passed its deadline of {call.seconds:g} s: {said}"
+        def end(state: str) -> None:
+            text = f"{call.what} on {who} passed its deadline of {call.seconds:g} s: {state}"
             caller.abandon(call, RpcTimeoutError(text))
 
         def on_answer(done: Future[Any]) -> None:
@@ -99,4 +99,4 @@ class Deadlines:
             end("")
             return
         self.request_record()
-        at_once(caller.ask(call.to, "where", call.number, seconds=STATE_SECONDS), on_answer)
+        at_once(caller.query(call.to, "where", call.number, seconds=STATE_SECONDS), on_answer)

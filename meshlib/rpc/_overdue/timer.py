@@ -1,4 +1,4 @@
-"""A thread that wakes at deadlines, and for work that other threads must not do themselves."""
+"""A thread that runs timed work, and work that other threads must not do themselves."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import threading
 import time
 from collections.abc import Callable
 
-from transport._deadline import LONGEST_WAIT
-from transport._polling import Wakeup
+from transport._waiting.deadline import LONGEST_WAIT
+from transport._waiting.polling import Wakeup
 
 
 class TimerThread:
-    """Calls the work given to ``start`` at due moments.
+    """A thread that calls the function ``work`` given to ``start`` at due moments.
 
-    The work returns the moment (monotonic seconds) of its next call. A caller of ``call_at``
-    records what is due before it calls, so the work finds it.
+    ``work`` returns the moment (monotonic seconds) of its next call. A caller of ``call_at``
+    records its task first, so that ``work`` finds it.
     """
 
     def __init__(self, name: str) -> None:
         self._work: Callable[[], float] = lambda: math.inf
         self._due = math.inf
         self._lock = threading.Lock()
-        self._asked = self._closed = False
+        self._notified = self._closed = False
         self._wakeup: Wakeup | None = Wakeup()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -33,15 +33,15 @@ class TimerThread:
         self._thread.start()
 
     def call_at(self, moment: float) -> None:
-        """Have the work called at ``moment`` at the latest."""
+        """Let ``work`` be called at ``moment`` at the latest."""
         if moment < self._due:
             with self._lock:
                 self._due = min(self._due, moment)
             self._wake()
 
     def notify(self) -> None:
-        """Have the work called. Takes no lock: for ``__del__`` as well."""
-        self._asked = True
+        """Let ``work`` be called now. It takes no lock, so ``__del__`` may call it."""
+        self._notified = True
         self._wake()
 
     def _wake(self) -> None:
@@ -67,10 +67,10 @@ class TimerThread:
             left = self._due - time.monotonic()
             poll.poll(min(max(left, 0.0), LONGEST_WAIT) * 1000)
             wakeup.clear()
-            asked, self._asked = self._asked, False
+            notified, self._notified = self._notified, False
             if self._closed:
                 return
-            if not asked and time.monotonic() < self._due:
+            if not notified and time.monotonic() < self._due:
                 continue
             self._due = math.inf
             moment = self._work()

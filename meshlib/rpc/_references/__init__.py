@@ -1,1 +1,1 @@
-"""References to objects on workers: what their holders and their owners keep of them."""
+"""References to objects on workers, as their holders and their owners keep them."""

@@ -2,21 +2,22 @@
 
 An object lives while any worker holds a reference to it. Its owner counts, for each pair of
 workers, the references that the first gave to the second and that are not released. A worker that
-passes a reference on tells the owner (a *grant*) before anything it tells it later, such as the
-release of its own reference. Only messages from one worker to the owner need to arrive in order. So
-the grant and the release of one reference may arrive in any order, and a count may be negative for
-a while. But as long as a reference exists, or is on its way, some count is not zero: its own, or
-that of the reference from which it was copied. No message waits for an answer.
+passes a reference on sends the owner a *grant*, before any later message such as the release of its
+own reference. Only messages from one worker to the owner need to arrive in order. So the grant and
+the release of one reference may arrive in any order, and a count may be negative for a while. But
+as long as a reference exists, or is on its way, some count is not zero: its own, or that of the
+reference from which it was copied. No message waits for an answer.
 (``tests/meshlib/rpc/test_counting.py`` has the model, with workers that die.)
 
 If a granted reference is lost with its connection, the intended receiver releases it
 (``LostRequests``).
 
 A dead worker's references are dropped. Its grants to others are uncertain: a grant may have been
-lost with it, or a reference whose grant arrived. So the owner asks all others for their references
-from it, and the object lives until they have answered. They answer when nothing more can arrive
-from the dead worker; the answer replaces the count. A worker that dies before it has answered may
-have passed on references of the first, so the others are asked about it, too.
+lost with the worker, or the grant may have arrived and the reference been lost. So the owner asks
+all other workers for their references from the dead one, and the object lives until they have
+answered. They answer when nothing more can arrive from the dead worker; the answer replaces the
+count. A worker that dies before it has answered may have passed on references from the first dead
+worker, so the others are asked about the second too.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class OwnedObject:
         """True if its creator's request has arrived."""
         self.counts: Counter[tuple[int, int]] = Counter()
         """The number of references, by giver and holder."""
-        self.asked: set[int] = set()
+        self.queried: set[int] = set()
         """The dead workers about which the others are asked."""
         self.awaited: set[tuple[int, int]] = set()
-        """The missing answers: about which dead worker, and of which worker."""
+        """The missing answers, as pairs: the dead worker, and the worker that has to answer."""
 
 
 class ReferenceCounts:
-    """The objects of one worker of ``size``. Not thread-safe: the user holds a lock.
+    """The objects of one worker, among ``size`` workers. Not thread-safe: the caller holds a lock.
 
     ``make(oid)`` makes the future of an object's value.
     """
@@ -79,8 +80,7 @@ class ReferenceCounts:
         if oid in self._freed:
             raise RRefLostError(f"the object {oid} was freed: its owner knew of no reference to it")
         raise RRefLostError(
-            f"the object {oid} was never made: rank {oid[0]}, which asked for it,"
-            f" {self._dead[oid[0]]}"
+            f"the object {oid} was never made: its creator, rank {oid[0]}, {self._dead[oid[0]]}"
         )
 
     def create(self, oid: ObjectId) -> OwnedObject:
@@ -96,14 +96,14 @@ class ReferenceCounts:
         return found
 
     def void(self, oid: ObjectId) -> OwnedObject | None:
-        """Note that the creator has given an object up; return it, if it is still needed."""
+        """Note that the creator has given up an object; return the object if it is still needed."""
         return None if oid in self._freed or oid[0] in self._dead else self.create(oid)
 
     def grant(self, oid: ObjectId, giver: int, to: int) -> OwnedObject | None:
         """Note that ``giver`` passes a reference to ``to``. Returns the object if that frees it."""
-        if giver in self._dead:  # the holders are asked
+        if giver in self._dead:  # the holders are asked instead
             return None
-        if to in self._dead:  # which may have passed the reference on
+        if to in self._dead:  # the dead worker may have passed the reference on
             found = self._expect(oid)
             if found is not None:
                 self._inquire(oid, found, to)
@@ -118,8 +118,8 @@ class ReferenceCounts:
         return self._change(oid, giver, holder, -1)
 
     def answer(self, oid: ObjectId, giver: int, holder: int, count: int) -> OwnedObject | None:
-        """Note that ``holder`` has ``count`` references from ``giver``, which is dead, and will get
-        no more. Returns the object if that frees it.
+        """Note that ``holder`` has ``count`` references from the dead ``giver``, and will get no
+        more. Returns the object if that frees it.
         """
         found = self._objects.get(oid)
         if found is None or (giver, holder) not in found.awaited:
@@ -131,10 +131,10 @@ class ReferenceCounts:
         return self._free_if_unused(oid, found)
 
     def forget_worker(self, rank: int, how: str) -> list[OwnedObject]:
-        """Drop the references of ``rank``, which is dead. Its messages that other threads still
+        """Drop the references of the dead worker ``rank``. Messages of it that other threads still
         read change nothing.
 
-        Returns the objects that it was to create: they will never be made.
+        Returns the objects that the worker should have created; they will never be made.
         """
         self._dead[rank] = how
         orphans: list[OwnedObject] = []
@@ -148,17 +148,17 @@ class ReferenceCounts:
             if unanswered or any(rank in pair for pair in found.counts):
                 self._inquire(oid, found, rank)
             for giver, holder in list(found.counts):
-                # A grant of its that has not arrived never will.
+                # A grant of the dead worker that has not arrived yet never will.
                 if holder == rank or (giver == rank and found.counts[giver, holder] < 0):
                     del found.counts[giver, holder]
             self._free_if_unused(oid, found)
         return orphans
 
     def _inquire(self, oid: ObjectId, found: OwnedObject, giver: int) -> None:
-        """Have all others asked for their references from ``giver``, which is dead."""
-        if giver in found.asked:
+        """Queue questions to all other workers about their references from the dead ``giver``."""
+        if giver in found.queried:
             return
-        found.asked.add(giver)
+        found.queried.add(giver)
         for worker in range(self._size):
             if worker not in self._dead:
                 found.awaited.add((giver, worker))

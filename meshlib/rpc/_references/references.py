@@ -10,9 +10,9 @@ from typing import Any
 from meshlib._arrays import pickling
 from meshlib._arrays.pickling import Payload
 from meshlib._calls.future import Future
-from meshlib.rpc._calls import OutgoingCall, RpcFuture, settle
+from meshlib.rpc._calling.execution import Execution
+from meshlib.rpc._calling.futures import OutgoingCall, RpcFuture, settle
 from meshlib.rpc._errors import RRefLostError
-from meshlib.rpc._execution import Execution
 from meshlib.rpc._membership.directory import WorkerDirectory
 from meshlib.rpc._overdue.timer import TimerThread
 from meshlib.rpc._references.counting import ObjectId, ReferenceCounts
@@ -20,7 +20,7 @@ from transport._channel.channel import Channel
 from transport._channel.connection import ChannelConnection
 from transport._errors import DistBackendError
 
-ASK_AGAIN_SECONDS = 0.05
+RETRY_SECONDS = 0.05
 """A question about a dead worker waits for its last messages; they are looked for this often."""
 
 
@@ -40,7 +40,7 @@ class _Pickled(threading.local):
 
 
 class References:
-    """Counts references: as a holder tells their owners, as an owner frees objects. Any thread."""
+    """Counts references: as a holder tells their owners, as an owner frees objects. Thread-safe."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class References:
         finally:
             here.to, here.passed = before
         for owner, oid in passed:
-            self._tell(owner, ("grant", oid, to))
+            self._post(owner, ("grant", oid, to))
         return payload
 
     def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
@@ -102,7 +102,7 @@ class References:
         broke, or it could not unpickle them.
         """
         if lost := [(call.number, call.passed) for call in calls if call.passed]:
-            self._tell(to, ("lost", lost))
+            self._post(to, ("lost", lost))
 
     @property
     def pickled_for(self) -> int | None:
@@ -138,27 +138,28 @@ class References:
             self._timer.notify()
 
     def give_up(self, owner: int, oid: ObjectId, why: str) -> None:
-        """Tell the owner that an object will not be made: the request was lost, or is too late."""
-        self._tell(owner, ("void", oid, why))
+        """Notify the owner that an object is not made: the request was lost, or is too late."""
+        self._post(owner, ("void", oid, why))
 
     def tick(self) -> float | None:
-        """Tell owners of the references that are gone, and answer their questions. Returns the
-        seconds until the next tick, None if none is needed. For the timer.
+        """Post the released references to their owners, and answer their questions.
+
+        Returns the seconds until the next tick, None if none is needed. For the timer.
         """
         with self._lock:
             # Before the changes are counted: an answer covers all that came from the dead worker.
             over = {giver for _, giver, _ in self._questions if self._is_over(giver)}
-            ready = [asked for asked in self._questions if asked[1] in over]
-            self._questions = [asked for asked in self._questions if asked[1] not in over]
+            ready = [question for question in self._questions if question[1] in over]
+            self._questions = [question for question in self._questions if question[1] not in over]
             waits = bool(self._questions)
         self._release_dropped()
         for giver, passed in self._losses.settle():
             for owner, oid in passed:
-                self._tell(owner, ("release", [(oid, giver)]))
+                self._post(owner, ("release", [(oid, giver)]))
         for owner, giver, oids in ready:
-            said = [(oid, self._held[owner, oid, giver]) for oid in oids]
-            self._tell(owner, ("held", giver, said))
-        return ASK_AGAIN_SECONDS if waits or self._losses else None
+            counts = [(oid, self._held[owner, oid, giver]) for oid in oids]
+            self._post(owner, ("held", giver, counts))
+        return RETRY_SECONDS if waits or self._losses else None
 
     def _release_dropped(self) -> None:
         self._woken = False
@@ -172,11 +173,11 @@ class References:
             if by < 0:
                 by_owner.setdefault(owner, []).append((oid, giver))
         for owner, released in by_owner.items():
-            self._tell(owner, ("release", released))
+            self._post(owner, ("release", released))
 
-    def _tell(self, owner: int, notice: object) -> None:
+    def _post(self, owner: int, notice: object) -> None:
         if owner == self._rank:
-            self.hear(owner, notice)
+            self.on_notice(owner, notice)
         else:
             self._channel.post(owner, pickling.dump(notice).data)
 
@@ -209,20 +210,20 @@ class References:
             return self._objects.find(oid).value
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
-        """Act on what the connection's peer tells about references."""
+        """Act on a notice about references from the connection's peer."""
         notice = pickling.load(data)
         if notice[0] == "lost":
             self._channel.end_earlier(connection)
-        self.hear(connection.peer, notice)
+        self.on_notice(connection.peer, notice)
 
-    def hear(self, rank: int, notice: Any) -> None:
-        """Act on what a worker tells about references."""
+    def on_notice(self, rank: int, notice: Any) -> None:
+        """Act on a notice about references from the worker ``rank``."""
         freed: list[object] = []  # their finalizers run without the lock
         match notice:
             case ("grant", oid, to):
                 with self._lock:
                     freed.append(self._objects.grant(oid, rank, to))
-                self._ask()
+                self._post_questions()
             case ("release", released):
                 with self._lock:
                     for oid, giver in released:
@@ -232,11 +233,11 @@ class References:
                     self._questions.append((rank, giver, oids))
                 self._timer.notify()
             case ("lost", lost):
-                self._losses.told(rank, lost)
+                self._losses.failed(rank, lost)
                 self._timer.notify()
-            case ("held", giver, said):
+            case ("held", giver, counts):
                 with self._lock:
-                    for oid, count in said:
+                    for oid, count in counts:
                         freed.append(self._objects.answer(oid, giver, rank, count))
             case ("void", oid, why):
                 with self._lock:
@@ -244,7 +245,7 @@ class References:
                 if found is not None:
                     settle(found.value, None, RRefLostError(why))
             case _:
-                raise DistBackendError(f"expected news of references, got {notice!r}")
+                raise DistBackendError(f"expected a notice of references, got {notice!r}")
 
     def forget_worker(self, rank: int, how: str) -> None:
         """Drop the references of a worker, which is dead."""
@@ -254,10 +255,10 @@ class References:
         for orphan in orphans:
             why = f"the object was never made: {who}, which asked for it, {how}"
             settle(orphan.value, None, RRefLostError(why))
-        self._ask()
+        self._post_questions()
 
-    def _ask(self) -> None:
-        """Ask other workers which references they have from dead ones."""
+    def _post_questions(self) -> None:
+        """Query other workers for their references from dead ones."""
         if not self._objects.questions:
             return
         with self._lock:
@@ -266,17 +267,17 @@ class References:
         for worker, giver, oid in questions:
             grouped.setdefault((worker, giver), []).append(oid)
         for (worker, giver), oids in grouped.items():
-            self._tell(worker, ("whose", giver, oids))
+            self._post(worker, ("whose", giver, oids))
 
 
 class LostRequests:
     """Releases references in requests that were lost with their connection, while both workers
-    live, or that could not be unpickled. Any thread.
+    live, or that could not be unpickled. Thread-safe.
 
-    The owner was told of the grant. Only the receiver knows whether the reference arrived, so the
-    giver tells it which requests have failed. It releases the references that never came, as if it
-    had dropped them at once. If the giver dies before, the owner asks for what is left of its
-    grants; if the receiver dies, nothing is.
+    The owner knows of the grant. Only the receiver knows whether the reference arrived, so the
+    giver sends it the failed requests. It releases the references that never arrived, as if it
+    had dropped them at once. If the giver dies before, the owner queries what is left of its
+    grants; if the receiver dies, nothing is left.
 
     ``is_settled(caller, number)`` says whether a request has been unpickled, or never will be.
     """
@@ -286,7 +287,7 @@ class LostRequests:
         self._lock = threading.Lock()
         self._arrived: dict[int, OrderedDict[int, Passed]] = {}
         self._forgotten: dict[int, int] = {}
-        self._told: list[tuple[int, int, Passed]] = []
+        self._failed: list[tuple[int, int, Passed]] = []
 
     def arrived(self, caller: int, number: int, taken: Passed) -> None:
         """Note the references in a request that has arrived."""
@@ -297,26 +298,26 @@ class LostRequests:
                 first, _ = arrived.popitem(last=False)
                 self._forgotten[caller] = max(first, self._forgotten.get(caller, 0))
 
-    def told(self, caller: int, lost: Sequence[tuple[int, Passed]]) -> None:
+    def failed(self, caller: int, lost: Sequence[tuple[int, Passed]]) -> None:
         """Note that requests of a worker, by number, have failed."""
         with self._lock:
-            self._told += [(caller, number, passed) for number, passed in lost]
+            self._failed += [(caller, number, passed) for number, passed in lost]
 
     def settle(self) -> list[tuple[int, Passed]]:
         """Return the references that never will arrive, by giver; each once."""
         with self._lock:
             found: list[tuple[int, Passed]] = []
             left: list[tuple[int, int, Passed]] = []
-            for caller, number, passed in self._told:
+            for caller, number, passed in self._failed:
                 if not self._is_settled(caller, number):
                     left.append((caller, number, passed))
                 elif missing := self._missing(caller, number, passed):
                     found.append((caller, missing))
-            self._told = left
+            self._failed = left
         return found
 
     def __bool__(self) -> bool:
-        return bool(self._told)
+        return bool(self._failed)
 
     def _missing(self, caller: int, number: int, passed: Passed) -> Passed:
         # Forgotten requests count as arrived: better to keep an object too long than to free it.

@@ -6,25 +6,25 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from meshlib._calls.future import Future, block
-from meshlib.rpc._calls import OutgoingCall, polled, seconds_of
+from meshlib.rpc._calling.futures import OutgoingCall, polled, seconds_of
+from meshlib.rpc._calling.serving import Later
 from meshlib.rpc._errors import RemoteTraceback, describe, without_frames
 from meshlib.rpc._membership.directory import WorkerInfo
 from meshlib.rpc._references.counting import ObjectId
-from meshlib.rpc._serving import Later
 from meshlib.rpc._worker import LocalWorker, current_worker
 from meshlib.rpc.functions import future_of, is_async
-from transport._deadline import Timeout
+from transport._waiting.deadline import Timeout
 
 T = TypeVar("T")
 
 
 class RRef(Generic[T]):
-    """A reference to an object that lives on one worker, its owner: ``RRef(value)`` makes one to an
-    object of this worker, ``remote`` one to what a function returns elsewhere.
+    """A reference to an object that lives on one worker, its owner.
 
-    It may be passed in calls, as an argument or in a result, to any worker; the object lives until
-    nobody holds a reference any more. Raises RuntimeError where it is pickled for anything else.
-    ``type_hint`` is accepted for c10d's sake.
+    ``RRef(value)`` refers to an object of this worker, and ``remote`` returns a reference to a
+    function's result on another worker. A reference may be passed to any worker, as an argument or
+    in a result of a call. The object lives until the last reference is gone. Raises RuntimeError if
+    it is pickled for another purpose. ``type_hint`` is accepted for compatibility with c10d.
     """
 
     _worker: LocalWorker
@@ -68,15 +68,18 @@ class RRef(Generic[T]):
         return self._owner == self._worker.rank
 
     def confirmed_by_owner(self) -> bool:
-        """Return whether the owner is known to have the object: at once, but where ``remote`` made
-        it and has not returned there.
+        """Return whether the owner is known to have the object.
+
+        False only on the worker that called ``remote``: until the function has returned, and if it
+        failed.
         """
         return self._made is None or (self._made.done() and self._made.exception() is None)
 
     def local_value(self) -> T:
-        """Return the object itself, on its owner; waits until it is made.
+        """Return the object itself, on its owner; wait until it is made.
 
-        Raises RuntimeError on any other worker, what making it raised, ``RRefLostError``.
+        Raises RuntimeError on any other worker, the error of making the object, and
+        ``RRefLostError``.
         """
         if not self.is_owner():
             here = self._worker.directory.describe(self._worker.rank)
@@ -87,10 +90,11 @@ class RRef(Generic[T]):
         return _local(self._worker, self._oid)
 
     def to_here(self, timeout: Timeout | None = None) -> T:
-        """Return the object on its owner, a copy of it elsewhere; waits until it is made.
+        """Return the object on its owner, a copy of it elsewhere; wait until it is made.
 
-        ``timeout`` (seconds, None and -1: the default of calls, 0: no end) bounds the wait. Raises
-        what making the object raised, ``RpcTimeoutError``, ``WorkerLostError``, ``RRefLostError``.
+        ``timeout`` limits the wait: seconds, None or -1 for the default of calls, 0 for no limit.
+        Raises the error of making the object, ``RpcTimeoutError``, ``WorkerLostError`` and
+        ``RRefLostError``.
         """
         self._check_made()
         if self.is_owner():
@@ -116,14 +120,14 @@ class RRef(Generic[T]):
         return _Proxy(self, timeout, create)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """Compute gradients from the object, the result of recorded calls, on its owner.
+        """Compute gradients on the owner, from the object, which is the result of recorded calls.
 
-        As ``dist_autograd.backward(context_id, [value], retain_graph)`` does there; see
-        ``parallel.rpc``. -1 is the calling thread's context. With ``retain_graph``, another pass
-        may follow.
+        It runs ``dist_autograd.backward(context_id, [value], retain_graph)`` on the owner; see
+        ``parallel.rpc``. -1 stands for the calling thread's context. With ``retain_graph``, another
+        pass may follow.
 
-        Raises RuntimeError outside of a context, ValueError for an unknown one, the error of making
-        the object, and the errors of ``backward``.
+        Raises RuntimeError outside of a context, ValueError for an unknown context, the error of
+        making the object, and the errors of ``backward``.
         """
         gradients = self._worker.carriers.gradients
         current = None if gradients is None else gradients.current()
@@ -131,7 +135,7 @@ class RRef(Generic[T]):
         if gradients is None or context_id is None:
             raise RuntimeError(
                 f"backward() of {self!r} was called outside of any autograd context; expected it"
-                " inside of `with dist_autograd.context()` (parallel.rpc), or with that one's id"
+                " inside of `with dist_autograd.context()` (parallel.rpc), or with a context's id"
             )
         if self.is_owner():
             gradients.backward(context_id, self.local_value(), retain_graph)
@@ -143,7 +147,7 @@ class RRef(Generic[T]):
         ).wait()
 
     def creation(self) -> Future[Any]:
-        """Return the future of the call that makes the object, done at once elsewhere."""
+        """Return the future of the call that makes the object; done if another worker made it."""
         if self._made is not None:
             return self._made
         done = Future()
@@ -157,7 +161,7 @@ class RRef(Generic[T]):
 
 
 class _Proxy:
-    """Calls methods of the object behind an RRef; ``begin`` issues a call."""
+    """A proxy whose methods are those of an RRef's object; ``begin`` issues a call."""
 
     def __init__(self, rref: RRef[Any], timeout: Timeout | None, begin: Callable[..., Any]) -> None:
         self._rref = rref
@@ -188,9 +192,9 @@ def _call(worker: LocalWorker, *request: Any, kept: RRef[Any], what: str) -> Out
 def create(
     worker: LocalWorker, owner: int, *call: Any, kept: object = None, what: str = ""
 ) -> RRef[Any]:
-    """Have ``owner`` call a function, and return a reference to the result.
+    """Let ``owner`` call a function, and return a reference to the result.
 
-    ``call`` are function, arguments and timeout, as for ``Caller.call``.
+    ``call`` has the function, its arguments and the timeout, as for ``Caller.call``.
     """
     number = worker.caller.next_number()
     oid = worker.rank, number
@@ -202,7 +206,7 @@ def create(
 
     def note(done: Future[Any]) -> None:
         error = done.exception()
-        # The owner knows of its own errors, not of a request that was lost or timed out.
+        # The owner knows its own errors, but not that a request was lost or timed out.
         if error is not None and not isinstance(error.__cause__, RemoteTraceback):
             who = worker.directory.describe(worker.rank)
             worker.references.give_up(owner, oid, f"{who} gave up its creation: {describe(error)}")
@@ -225,7 +229,7 @@ def _bound(worker: LocalWorker, timeout: Timeout | None) -> float | None:
 
 
 def _local(worker: LocalWorker, oid: ObjectId, seconds: float | None = None) -> Any:
-    """On the owner: return the object when it is made. Raises what making it raised."""
+    """On the owner: return the object when it is made. Raises the error of making it."""
     value = worker.references.value_of(oid)
     block(value, seconds, lambda: f"the object {oid}")
     if (failure := value.exception()) is not None:

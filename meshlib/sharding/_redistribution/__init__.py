@@ -1,1 +1,1 @@
-"""From one sharding to another: the plan, as arithmetic, and what carries it out."""
+"""From one sharding to another: the plan, as arithmetic, and its execution."""

@@ -66,7 +66,7 @@ class BoxMessage:
 def messages_to(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
 ) -> list[BoxMessage]:
-    """Return what ``rank`` receives of its part of ``target``; from itself: what it keeps."""
+    """Return the messages to ``rank``, for its part of ``target``; one from itself is kept."""
     coordinate = target.mesh.coordinate_of(rank)
     return [] if coordinate is None else list(_providers(source, target, tuple(shape), rank))
 
@@ -74,7 +74,7 @@ def messages_to(
 def messages_from(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
 ) -> list[BoxMessage]:
-    """Return what ``rank``, which has a part of ``source``, sends; to itself: what it keeps."""
+    """Return the messages from ``rank``, of its part of ``source``; one to itself is kept."""
     if source.mesh.coordinate_of(rank) is None:
         return []
     mine = source.slices(shape, rank)

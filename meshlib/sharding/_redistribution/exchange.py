@@ -1,4 +1,4 @@
-"""One rank's work in each collective of a plan: pack what it sends, call, unpack what arrives.
+"""One rank's work in each collective of a plan: pack, call, unpack.
 
 The three steps are separate because they may run at different times. On the CPU, all of them run at
 the call's turn. On a GPU the call only joins a stream, and the caller's thread packs and unpacks.
@@ -27,7 +27,7 @@ from meshlib.sharding._local import (
     shape_of,
 )
 from meshlib.sharding._redistribution.steps import ALL_GATHER, PlanStep
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._operands.reduce_op import Flat, ReduceOp
 
@@ -54,7 +54,7 @@ class StepCall(Protocol):
         ...
 
     def pack(self, number: int) -> None:
-        """Lay out what is sent in a round."""
+        """Lay out the data to send in a round."""
         ...
 
     def call(self, communicator: Communicator, call: Call) -> None:
@@ -62,7 +62,7 @@ class StepCall(Protocol):
         ...
 
     def unpack(self, number: int) -> Array:
-        """Put what came in a round to its place; return this rank's array after the step."""
+        """Put the received data of a round into place; return this rank's array after the step."""
         ...
 
 
@@ -89,7 +89,7 @@ class MemberBoxes:
         self._rounds: dict[int, int] = {}
 
     def sent(self, sender: int, receiver: int) -> Box | None:
-        """Return what ``sender`` has for ``receiver`` (group ranks), None if that is nothing."""
+        """Return the part that ``sender`` sends to ``receiver`` (group ranks), or None."""
         if self._copies[sender] != self._copies[receiver]:
             return None
         return intersection(self.before[sender], self.after[receiver])
@@ -163,8 +163,8 @@ class ExchangeCall:
         else:
             out = [None if p == own and not gaps else members.sent(own, p) for p in peers]
             self._out = [message(box, local, before) for box in out]
-        come = [None if p == own and not gaps else members.sent(p, own) for p in peers]
-        self._in = [message(box, result, after) for box in come]
+        received = [None if p == own and not gaps else members.sent(p, own) for p in peers]
+        self._in = [message(box, result, after) for box in received]
         return rounds
 
     def pack(self, number: int) -> None:
@@ -200,7 +200,7 @@ class _PackedBox:
         self._from_buffer: tuple[Array, Array] | None = None
 
     def packed(self, number: int) -> Flat:
-        """Return what is sent in a round, in one piece."""
+        """Return the data to send in a round, in one piece."""
         part = self._of(number)
         if part.flags.c_contiguous:
             return _flat(part)
@@ -211,7 +211,7 @@ class _PackedBox:
         return _flat(room)
 
     def room(self, number: int) -> Flat:
-        """Return where what comes in a round is to go, in one piece."""
+        """Return the buffer for the data received in a round, in one piece."""
         part = self._of(number)
         self._from_buffer = None
         if part.flags.c_contiguous:
@@ -223,7 +223,7 @@ class _PackedBox:
         return _flat(room)
 
     def place(self) -> None:
-        """Put what has come to its place, if ``room`` was not that."""
+        """Put the received data into its place, if ``room`` was not that place."""
         if self._from_buffer is not None:
             part, room = self._from_buffer
             part[...] = room

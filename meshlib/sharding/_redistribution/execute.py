@@ -1,8 +1,8 @@
-"""Carries out a plan on this rank's part of an array. The only place of sharding that communicates.
+"""Executes a plan on this rank's part of an array. Nothing else in ``sharding`` communicates.
 
-An asynchronous call issues every collective of the plan at once. At its turn, each collective takes
-the result of the previous one. So all ranks issue them in one order, even if the program makes
-other calls meanwhile.
+An asynchronous call issues every collective of the plan at once. Each collective reads the result
+of the previous one when its turn comes. So all ranks issue them in one order, even if the program
+makes other calls meanwhile.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from meshlib.sharding._redistribution.steps import (
 )
 from meshlib.sharding._sharding_value import ShardingValue
 from meshlib.sharding._spec import REDUCTIONS
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import Kind
 from transport._communicators.base import Communicator
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 Value = Callable[[], Array | None]
-"""Gives a rank's array after a step, None on a rank that has none; may wait for it."""
+"""Returns a rank's array after a step, or None on a rank outside the mesh; may wait for it."""
 
 _KINDS = {
     ALL_GATHER: Kind.ALL_GATHER,
@@ -68,22 +68,22 @@ _KINDS = {
     ALL_REDUCE: Kind.ALL_REDUCE,
 }
 _TAG = 0xD157A44A
-"""Of messages from one mesh to another; they travel in a group of their own."""
+"""The tag of messages from one mesh to another, which have their own group."""
 
 
 def carry_out(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Any:
-    """Return ``finish`` of what this rank has after ``plan``; ``local`` is what it has before.
+    """Execute ``plan`` on this rank's part ``local``; return ``finish`` of its new part.
 
-    None stands for a rank that is not in the mesh. Raises TypeError, before any byte moves, for an
-    op that does not apply to the dtype.
+    The part is None on a rank outside the mesh. Raises TypeError, before any byte moves, for an op
+    that does not apply to the dtype.
     """
     return finish(_PlanExecution(plan, local, async_op=False).value())
 
 
 def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Work[Any]:
-    """Begin what ``carry_out`` does; ``local`` must not change until the Work is done."""
+    """Begin ``carry_out`` asynchronously; ``local`` must not change until the Work is done."""
     on_gpu = local is not None and array_module(local) is not np
-    # A call on a GPU returns when it is on a stream: there is nothing to wait for.
+    # A call on a GPU returns once it is queued on a stream, so it need not be asynchronous.
     run = _PlanExecution(plan, local, async_op=not on_gpu)
     return when_all(
         run.works,
@@ -93,7 +93,7 @@ def begin(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]
 
 
 class _PlanExecution:
-    """The steps of a plan, issued; ``value`` gives what is left after the last one."""
+    """The issued steps of a plan; ``value()`` returns this rank's part after the last one."""
 
     def __init__(self, plan: Plan, local: Array | None, async_op: bool) -> None:
         self.works: list[Work[Any]] = []
@@ -220,7 +220,7 @@ class _PlanExecution:
         if away:
             meshes = (step.source.mesh, step.target.mesh)
             ranks = {mesh.rank_at(place) for mesh in meshes for place in range(mesh.size())}
-            # Its messages are counted apart from those of a mesh of the same ranks.
+            # A derived group numbers its messages apart from a mesh of the same ranks.
             members = current_world().registry.group_for(sorted(ranks))
             group = derived_group(members, "redistribution", "redistribution")
             for kind, move, sharding, message in away:
@@ -249,7 +249,7 @@ class _PlanExecution:
 
 
 def _alone(step: PlanStep) -> bool:
-    """True if a collective is over one rank: the part and the value stay what they are."""
+    """True for a collective over one rank, which changes neither the part nor its values."""
     if step.is_local or step.kind == POINT_TO_POINT:
         return False
     return prod(step.source.mesh.shape[i] for i in step.mesh_dims) == 1
@@ -262,11 +262,11 @@ def _check_ops(plan: Plan) -> None:
 
 
 def _fingerprint(step: PlanStep, shape: tuple[int, ...]) -> int:
-    """Return a number from 1 to 2**32 - 1 that tells redistributions of members apart."""
+    """Return a number from 1 to 2**32 - 1 by which members detect different redistributions."""
     source, target = step.source, step.target
-    told = (shape, source.mesh.shape, source.dims, source.partial_dims)
-    told += (target.mesh.shape, target.dims, target.partial_dims)
-    return crc32(repr(told).encode()) or 1
+    plan_key = (shape, source.mesh.shape, source.dims, source.partial_dims)
+    plan_key += (target.mesh.shape, target.dims, target.partial_dims)
+    return crc32(repr(plan_key).encode()) or 1
 
 
 def _given(value: Array | None) -> Value:

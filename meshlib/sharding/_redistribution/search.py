@@ -35,7 +35,7 @@ Cost = tuple[int, int, int, int]
 def steps_within(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], itemsize: int
 ) -> list[PlanStep]:
-    """Return the cheapest steps from ``source`` to ``target``, which are on one mesh."""
+    """Return the cheapest steps from ``source`` to ``target``; both are on the same mesh."""
     search = _Search(target, tuple(shape), itemsize)
     numbers = count()
     queue: list[tuple[Cost, int, ShardingValue, tuple[PlanStep, ...]]] = []
@@ -66,7 +66,7 @@ class _Search:
     itemsize: int
 
     def missing(self, at: ShardingValue) -> int | None:
-        """Return the bytes that an exchange from ``at`` moves; None where it is not possible."""
+        """Return the bytes that an exchange from ``at`` moves; None if none is possible."""
         if at.partial_dims != self.target.partial_dims:
             return None
         here = held_in_both(at, self.target, self.shape, self.itemsize)
@@ -83,7 +83,7 @@ class _Search:
         missing = self.missing(at)
         if missing is not None and at != self.target:
             dims = changed_dims(at, self.target)
-            # If no changed dim splits the target, all its members get the same: an all-gather.
+            # If no changed dim splits the target, all ranks along them get the same: an all-gather.
             split = {i for dim in self.target.dims for i in dim}
             kind = ALL_TO_ALL if split & set(dims) else ALL_GATHER
             step, cost = self._step(kind, at, self.target, dims, wire_bytes=missing)
@@ -108,7 +108,7 @@ class _Search:
         return step, (wire_bytes, 1, messages, 1)
 
     def _next(self, at: ShardingValue, array_dim: int) -> tuple[int, ...]:
-        """Return the mesh dims that the target splits ``array_dim`` by beyond those of ``at``."""
+        """Return the mesh dims that still have to split ``array_dim``; () after a wrong split."""
         now, wanted = at.split_of(array_dim), self.target.split_of(array_dim)
         return wanted[len(now) :] if wanted[: len(now)] == now else ()
 
@@ -119,7 +119,7 @@ class _Search:
 
     def _partitions(self, at: ShardingValue) -> Iterator[tuple[PlanStep, Cost]]:
         wanted, free = self.target.partial_dims, set(at.replicated_dims)
-        # A partition comes last: partial values can neither be gathered nor moved for fewer bytes.
+        # A partition comes last: partial values cannot be gathered, nor moved for fewer bytes.
         if at.dims != self.target.dims or not set(at.partial_dims) <= set(wanted):
             return
         for op in sorted({op for i, op in wanted if i in free}):
@@ -172,12 +172,12 @@ def changed_dims(a: ShardingValue, b: ShardingValue) -> tuple[int, ...]:
 
 
 def _leading(dims: tuple[int, ...], among: set[int]) -> tuple[int, ...]:
-    """Return the first of ``dims`` as long as they are ``among`` some."""
+    """Return the longest prefix of ``dims`` whose items are all in ``among``."""
     return tuple(takewhile(among.__contains__, dims))
 
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what both begin with."""
+    """Return the longest common prefix."""
     return tuple(i for i, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

@@ -1,8 +1,8 @@
-"""Operands of one operation, brought into line: the one mechanism below all rules.
+"""Alignment of the operands of an operation: the one mechanism below all rules.
 
-Each dim of each operand has a label, and dims with one label run together: those that broadcast
-against each other, those that ``einsum`` gives one letter. A label is split alike in all operands.
-What an operand has whole it can split without a message; anything else is an error that says what
+Each dim of each operand has a label. Dims with the same label correspond: they broadcast against
+each other, or have the same letter in ``einsum``. A label is split in the same way in all operands.
+A dim that an operand has whole is split without a message. Anything else is an error that says what
 to redistribute.
 """
 
@@ -27,7 +27,7 @@ PartialPairs = tuple[tuple[int, str], ...]
 
 @dataclass(slots=True)
 class Aligned:
-    """Operands in line: this rank's part of each, and how each label is split."""
+    """Aligned operands: this rank's part of each, and the split of each label."""
 
     mesh: DeviceMesh
     locals: list[Array]
@@ -42,9 +42,9 @@ class Aligned:
 
 
 def align(name: str, operands: Sequence[GlobalArray], labels: Sequence[Sequence[Label]]) -> Aligned:
-    """Bring ``operands`` into line without a message.
+    """Align ``operands`` without a message.
 
-    Raises ShardingError, naming the operation ``name``, where that is not possible.
+    Raises ShardingError, naming the operation ``name``, if that is not possible.
     """
     mesh = one_mesh(name, operands)
     lengths: dict[Label, int] = {}
@@ -94,10 +94,11 @@ def one_mesh(name: str, operands: Sequence[GlobalArray]) -> DeviceMesh:
 
 
 def stays_partial(x: GlobalArray, op: str, dtype: np.dtype[Any]) -> bool:
-    """True if the parts of ``x`` may stay parts where ``op`` makes values of ``dtype`` of them.
+    """True if ``op`` with result dtype ``dtype`` may work on partial values of ``x`` directly.
 
-    That holds for the same op and dtype: in a wider one, integers that wrapped around would differ.
-    Bools are no sums, and 16-bit floats overflow in parts of which the sum does not.
+    That holds for the same op and dtype. In a wider dtype, integers that wrapped around would
+    differ. Sums of bools are not bools, and 16-bit floats may overflow in a part but not in the
+    sum.
     """
     ops = LINEAR if op == "sum" else {op}
     wide = dtype.kind in "iu" or (dtype.kind in "fc" and dtype.itemsize >= 4)
@@ -106,10 +107,10 @@ def stays_partial(x: GlobalArray, op: str, dtype: np.dtype[Any]) -> bool:
 
 
 def together(operands: Sequence[GlobalArray], stay: bool) -> tuple[list[GlobalArray], PartialPairs]:
-    """Return the operands of one operation, and what of its result is partial.
+    """Return the operands of one operation, and the partial dims of its result.
 
-    Partial values stay if they may ``stay`` and all operands have the same ones; otherwise they are
-    reduced.
+    Partial values stay if ``stay`` allows it and all operands have the same partial dims; otherwise
+    they are reduced.
     """
     partial = operands[0].sharding.partial_dims
     if stay and all(x.sharding.partial_dims == partial for x in operands):
@@ -118,10 +119,10 @@ def together(operands: Sequence[GlobalArray], stay: bool) -> tuple[list[GlobalAr
 
 
 def summed_as(op: str, dtype: np.dtype[Any], split: bool) -> tuple[str, np.dtype[Any]]:
-    """Return how values of ``dtype`` that ``op`` reduces are partial where a dim is ``split``.
+    """Return the op and the dtype of the partial values if ``op`` reduces a ``split`` dim.
 
-    The results are the op and the dtype of the parts. The sum of bools is their "or"; sums of
-    floats of 16 bits or fewer are made in float32 and rounded once.
+    The sum of bools is their "or". Sums of floats of 16 bits or fewer are made in float32 and
+    rounded once.
     """
     if dtype == np.bool_:
         return {"sum": "max", "product": "min"}.get(op, op), dtype
@@ -130,7 +131,7 @@ def summed_as(op: str, dtype: np.dtype[Any], split: bool) -> tuple[str, np.dtype
 
 
 def check_plain(name: str, value: Any, mesh: DeviceMesh) -> Any:
-    """Return an operand that is no GlobalArray; raise ShardingError unless it is a single value."""
+    """Return an operand other than a GlobalArray; raise ShardingError unless it is a scalar."""
     if value is None or np.ndim(value) == 0:
         return value
     raise belongs_nowhere(name, value, mesh)
@@ -152,7 +153,7 @@ def _check_each_once(
     labels: Sequence[Sequence[Label]],
     splits: dict[Label, Split],
 ) -> None:
-    """Raise ShardingError when a mesh dim splits two labels, or one that an operand has twice."""
+    """Raise ShardingError if a mesh dim splits two labels, or a label that an operand has twice."""
     seen: dict[int, Label] = {}
     for label, split in splits.items():
         for i in split:
@@ -173,7 +174,7 @@ def _check_each_once(
     for number, (x, own) in enumerate(zip(operands, labels, strict=True)):
         twice = [d for d, label in enumerate(own) if list(own).count(label) > 1]
         if any(splits[own[d]] for d in twice):
-            why = f"dims {twice} run together and are split"
+            why = f"dims {twice} have the same label and are split"
             raise _misfit(name, number, x, why, dict.fromkeys(twice, ()))
 
 
@@ -188,7 +189,7 @@ def _misfit(
         used.update(dim)
     spec = Sharding.of_positions(x.mesh, kept).spec
     return ShardingError(
-        f"{name}: operand {number} ({x!r}): {why}; nothing is laid out anew silently: call"
+        f"{name}: operand {number} ({x!r}): {why}; operands are not redistributed implicitly: call"
         f" redistribute({spec}) on it, or give the others its sharding"
     )
 

@@ -45,7 +45,8 @@ def contract(
                     " are to run together"
                 )
     dtype = np.result_type(*(x.dtype for x in operands))
-    # Sums of one operand are made of its parts. Products are not: zero times infinity is no number.
+    # Sums of one operand are made of its parts. Products are not: zero times infinity is not a
+    # number.
     single = len(operands) == 1 and stays_partial(operands[0], "sum", dtype)
     arrays, partial = together(operands, single)
     aligned = align(name, arrays, labels)

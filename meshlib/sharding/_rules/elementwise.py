@@ -1,4 +1,4 @@
-"""Rules for what works on each element alone, with broadcasting."""
+"""Rules for elementwise functions, with broadcasting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTEGER_SUMS = _SUMS | {np.subtract, np.negative}
 
 
 def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return ``ufunc(*inputs)``, with ``out`` and what else a ufunc takes in ``kwargs``."""
+    """Return ``ufunc(*inputs)``; ``kwargs`` has ``out`` and the ufunc's other keywords."""
     out = kwargs.pop("out", None)
     if kwargs.pop("where", True) is not True:
         raise ShardingError(f"{ufunc.__name__}: where= has no rule; use np.where on the results")
@@ -76,7 +76,7 @@ def _of_parts(
     made: Any,
     out: Sequence[Any] | None,
 ) -> bool:
-    """True if ``function`` of the parts of sums gives the parts of the sum, but for rounding.
+    """True if ``function`` of the parts of sums gives the parts of the sum, except for rounding.
 
     The result has the dtype of ``made``. Integers wrap around in parts as in sums. A float's part
     may be infinite or overflow where the sum does not, and zeros have signs: only sums stay in

@@ -20,7 +20,7 @@ Axis = int | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class ReductionRule:
-    """A reduction by NumPy's function, and the op with which its partial values are reduced."""
+    """A reduction by NumPy's function, and the op that reduces its partial values."""
 
     function: Callable[..., Any]
     op: str
@@ -105,7 +105,7 @@ def mean(
 def var(
     a: GlobalArray, axis: Axis = None, dtype: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> GlobalArray:
-    """Return the variance over ``axis``, by way of the mean."""
+    """Return the variance over ``axis``, via the mean."""
     if dtype is not None and np.dtype(dtype).kind in "biu":
         raise ShardingError(f"var: dtype={np.dtype(dtype)} has no rule; expected a float's")
     if dtype is None and a.dtype.kind in "biu":
@@ -143,7 +143,7 @@ def norm(x: GlobalArray, ord: Any = None, axis: Axis = None, keepdims: bool = Fa
 
 
 def _axes(a: GlobalArray, axis: Axis) -> tuple[int, ...]:
-    """Return the dims that ``axis`` means: those of length 1 once NumPy has reduced over it."""
+    """Return the dims of ``axis``, found as the dims that NumPy reduces to length 1."""
     left = np.any(np.empty((0,) * a.ndim, bool), axis=axis, keepdims=True).shape
     return tuple(d for d, length in enumerate(left) if length)
 

@@ -1,4 +1,4 @@
-"""Rules for what rearranges an array and computes nothing: each rank rearranges its part."""
+"""Rules for functions that only rearrange an array: each rank rearranges its part."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def moved(function: Callable[..., Any]) -> Callable[..., GlobalArray]:
     def rule(a: GlobalArray, **options: Any) -> GlobalArray:
         # NumPy checks the arguments, and moves dims whose lengths are their numbers, from 2.
         numbered = np.broadcast_to(np.empty((), bool), range(2, a.ndim + 2))
-        came = [length - 2 for length in function(numbered, **options).shape]
-        dims = [a.sharding.split_of(d) if d >= 0 else () for d in came]
-        lengths = [a.shape[d] if d >= 0 else 1 for d in came]
+        sources = [length - 2 for length in function(numbered, **options).shape]
+        dims = [a.sharding.split_of(d) if d >= 0 else () for d in sources]
+        lengths = [a.shape[d] if d >= 0 else 1 for d in sources]
         return _like(a, function(a.local, **options), dims, lengths)
 
     return rule
@@ -54,11 +54,11 @@ def reshape(a: GlobalArray, shape: Any, order: str = "C") -> GlobalArray:
     # NumPy checks the lengths, and finds the one that is left out.
     wanted = np.broadcast_to(np.empty((), bool), a.shape).reshape(shape).shape
     dims: list[tuple[int, ...]] = [()] * len(wanted)
-    for olds, news in _runs(a.shape, wanted):
+    for old_run, new_run in _runs(a.shape, wanted):
         # Dims of length 1 come and go without changing where an element lies.
-        first = next((d for d in olds if a.shape[d] != 1), olds[0] if olds else None)
-        into = next((k for k in news if wanted[k] != 1), news[0] if news else None)
-        for d in olds:
+        first = next((d for d in old_run if a.shape[d] != 1), old_run[0] if old_run else None)
+        into = next((k for k in new_run if wanted[k] != 1), new_run[0] if new_run else None)
+        for d in old_run:
             split = a.sharding.split_of(d)
             if not split:
                 continue
@@ -228,17 +228,17 @@ def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[
     runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
-        olds, news = [i] if i < len(old) else [], [j] if j < len(new) else []
-        a, b = prod(old[k] for k in olds), prod(new[k] for k in news)
-        i, j = i + len(olds), j + len(news)
+        old_run, new_run = [i] if i < len(old) else [], [j] if j < len(new) else []
+        a, b = prod(old[k] for k in old_run), prod(new[k] for k in new_run)
+        i, j = i + len(old_run), j + len(new_run)
         while a != b:
             if a < b:
-                olds.append(i)
+                old_run.append(i)
                 a, i = a * old[i], i + 1
             else:
-                news.append(j)
+                new_run.append(j)
                 b, j = b * new[j], j + 1
-        runs.append((olds, news))
+        runs.append((old_run, new_run))
     return runs
 
 

@@ -1,4 +1,4 @@
-"""The table of rules: which of NumPy's functions work on DArrays, and by what.
+"""The table of rules: the NumPy functions that work on DArrays, and the rule of each.
 
 A rule's parameters are the list of arguments that it takes, named as NumPy names them. Others raise
 ``ShardingError`` unless they have NumPy's default, as do functions that are not here.
@@ -25,7 +25,7 @@ _INSTEAD = (
 
 
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a function of each element, any argument of which may be an array."""
+    """Return the rule of an elementwise function, any argument of which may be an array."""
 
     def rule(out: Any = None, **arguments: Any) -> Any:
         def call(*values: Any, **options: Any) -> Any:
@@ -135,7 +135,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 def apply_ufunc(
     ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Do what NumPy asks a GlobalArray to do for a ufunc or one of its methods."""
+    """Implement ``__array_ufunc__`` of GlobalArray."""
     name = ufunc.__name__
     if method == "__call__":
         if ufunc is np.matmul and not kwargs:
@@ -151,7 +151,7 @@ def apply_ufunc(
 
 
 def apply_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Do what NumPy asks a GlobalArray to do for a function."""
+    """Implement ``__array_function__`` of GlobalArray."""
     rule = FUNCTIONS.get(func)
     name = f"{func.__module__}.{func.__qualname__}"
     if rule is None:
@@ -180,7 +180,7 @@ def _ruled(name: str, rule: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 @cache
 def _parameters(function: Callable[..., Any], rule: Callable[..., Any]) -> Signature:
-    """Return the signature of NumPy's ``function``: that of its ``rule`` where NumPy tells none."""
+    """Return the signature of NumPy's ``function``, or its ``rule``'s if NumPy has none."""
     try:
         return signature(function)
     except ValueError:

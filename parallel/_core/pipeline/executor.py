@@ -19,7 +19,8 @@ from parallel._nested import map_leaves
 def rows_of(array: Any, i: int, count: int, name: str) -> Array:
     """Return the rows of microbatch ``i`` of ``count``.
 
-    Raises TypeError for what is no array with dims, ValueError where its first dim does not divide.
+    Raises TypeError for a value that is not an array with dims, ValueError where its first dim does
+    not divide.
     """
     shape = getattr(array, "shape", None)
     if not shape:
@@ -38,7 +39,8 @@ def rows_of(array: Any, i: int, count: int, name: str) -> Array:
 def cut(value: Any, count: int, name: str, *, keep_others: bool = False) -> list[Any]:
     """Return ``value`` for each of ``count`` microbatches: with its rows of the arrays in it.
 
-    With ``keep_others`` what is no array with dims stays whole. Raises as ``rows_of``.
+    With ``keep_others`` what is not an array with dims stays whole. Raises the errors of
+    ``rows_of``.
     """
 
     def part(i: int, path: str, leaf: Any) -> Any:
@@ -88,7 +90,7 @@ class PipelineStep:
         self.spans: list[ActionSpan] = []
 
     def run(self) -> None:
-        """Do all actions. Raises what a stage raises, and what the messages do."""
+        """Do all actions. Raises the errors of stages and of messages."""
         row = self._plan.row
         for place, action in enumerate(row):
             given = self._given(action)
@@ -102,7 +104,7 @@ class PipelineStep:
         self._messages.finish()
 
     def _given(self, action: Action) -> tuple[Array | None, ...]:
-        """Return what the action computes with, and waits for."""
+        """Return the inputs of the action; wait for them."""
         stage, kind, microbatch = action
         if kind is ActionKind.WEIGHT:
             return ()

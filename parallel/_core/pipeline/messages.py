@@ -27,9 +27,9 @@ from parallel._core.pipeline.table import Action, ActionKind, ScheduleTable
 _PAYLOAD = 0x7069_7065
 _SPECS = _PAYLOAD + 1
 AHEAD = 2
-"""So many actions before its use a large message's receive begins."""
+"""The receive of a large message begins this many actions before its use."""
 SMALL = 256 << 10
-"""A message of up to so many bytes is received when it is needed."""
+"""The most bytes of a message that is received only when it is needed."""
 
 
 class StageMessage(NamedTuple):
@@ -41,7 +41,7 @@ class StageMessage(NamedTuple):
 
 
 def message_for(action: Action, table: ScheduleTable) -> StageMessage | None:
-    """Return what another stage gives ``action``, on whichever rank that is."""
+    """Return the message that ``action`` gets from another stage, on any rank."""
     forward = action.kind is ActionKind.FORWARD
     alone = 0 if forward else table.stages - 1
     if action.stage == alone or not (forward or action.kind.sends_back):
@@ -50,7 +50,7 @@ def message_for(action: Action, table: ScheduleTable) -> StageMessage | None:
 
 
 def message_of(action: Action, table: ScheduleTable) -> StageMessage | None:
-    """Return what ``action`` gives another stage, on whichever rank that is."""
+    """Return the message that ``action`` sends to another stage, on any rank."""
     forward = action.kind is ActionKind.FORWARD
     stage = action.stage + (1 if forward else -1)
     if not 0 <= stage < table.stages or not (forward or action.kind.sends_back):

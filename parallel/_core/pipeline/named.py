@@ -1,4 +1,4 @@
-"""The schedules by name, torch's where it has them: each makes its table for the given stages."""
+"""The schedules by name; the names are torch's where torch has the schedule."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class NamedSchedule(PipelineSchedule):
 
     Args:
         stages: This rank's stage, or a list of its stages.
-        n_microbatches: Into how many parts a batch is cut.
+        n_microbatches: The number of parts into which a batch is cut.
         loss_fn: The loss of the last stage's output and the target: a ``parallel.nn`` module for
-            stages of modules. The same on all ranks; without it ``step`` runs forwards alone.
-        scale_grads: Divide the gradients by the number of microbatches: right for a loss that is a
-            mean.
+            stages of modules. The same on all ranks. Without it ``step`` runs only forwards.
+        scale_grads: Divide the gradients by the number of microbatches, as a loss that is a mean
+            needs.
 
     Raises:
         TypeError: For arguments of another type.
-        ValueError: On all ranks, for stages that do not divide by the ranks, and for an impossible
-            number of microbatches. Also if a rank's stages are not those of the schedule, or if
-            ranks' arguments differ.
+        ValueError: On all ranks, if the stages do not divide by the ranks, for an impossible
+            number of microbatches, and if the ranks' arguments differ. Also if a rank has the wrong
+            stages for the schedule.
     """
 
     def __init__(
@@ -67,13 +67,15 @@ class NamedSchedule(PipelineSchedule):
     def __init_subclass__(
         cls, make: Callable[..., ScheduleTable] | None = None, each: int | None = None
     ) -> None:
-        """``make`` makes the table of ranks, microbatches and, without ``each``, stages a rank."""
+        """Set ``make``, which makes the table for ranks, microbatches and, without ``each``, the
+        stages a rank.
+        """
         if make is not None:
             cls._make, cls.stages_per_rank = staticmethod(make), each
 
     @classmethod
     def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> ScheduleTable:
-        """Return the table; raise ValueError where there is none."""
+        """Return the table; raise ValueError if there is none."""
         if cls.stages_per_rank is None:
             return cls._make(ranks, microbatches, stages_per_rank)
         table = cls._make(ranks, microbatches)
@@ -92,7 +94,7 @@ class Schedule1F1B(NamedSchedule, make=one_f_one_b, each=1):
 
 
 class ScheduleEager1F1B(NamedSchedule, make=eager_1f1b, each=1):
-    """1F1B whose messages have time to pass. One stage a rank. See ``eager_1f1b``."""
+    """1F1B that gives messages time to arrive. One stage a rank. See ``eager_1f1b``."""
 
 
 class ScheduleInterleaved1F1B(NamedSchedule, make=interleaved_1f1b):
@@ -117,7 +119,7 @@ _CLASSES: dict[str, type[NamedSchedule]] = {
 
 
 def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
-    """Return the class of a schedule: ``"1F1B"`` or ``"Schedule1F1B"``, in any case.
+    """Return the class of a schedule: ``"1F1B"`` or ``"Schedule1F1B"``, in upper or lower case.
 
     Args:
         schedule_name: GPipe, 1F1B, Eager1F1B, Interleaved1F1B, InterleavedZeroBubble (ZB-H1 with
@@ -128,7 +130,7 @@ def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
 
     Raises:
         ValueError: For another name.
-        TypeError: For what is no string.
+        TypeError: For a value that is not a string.
     """
     check_instance(schedule_name, str, "schedule_name", "'1F1B'")
     folded = {name.casefold(): one for name, one in _CLASSES.items()}

@@ -1,4 +1,4 @@
-"""The schedules as tables: with backward in one action, or split in two.
+"""The schedules as tables, with backward in one action or split in two.
 
 GPipe, 1F1B, eager and interleaved 1F1B; ZB-H1 (and interleaved), ZB-V and DualPipeV.
 """
@@ -20,7 +20,7 @@ def gpipe(ranks: int, microbatches: int) -> ScheduleTable:
     Huang et al., "GPipe", arXiv:1811.06965, section 2. A rank idles for (p-1)/(m+p-1) of the time
     and holds the activations of all m microbatches.
 
-    Raises ValueError for counts below 1, TypeError for what is no whole number.
+    Raises ValueError for counts below 1, TypeError for a count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches)
     rows = [
@@ -34,29 +34,30 @@ def one_f_one_b(ranks: int, microbatches: int) -> ScheduleTable:
     """Return 1F1B: after a warm-up, a forward and a backward in turn.
 
     Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv:2006.09503, section
-    3 (PipeDream-Flush). The bubble of GPipe, and activations of p microbatches at most.
+    3 (PipeDream-Flush). The bubble is that of GPipe. A rank holds the activations of at most p
+    microbatches.
 
-    Raises ValueError for counts below 1, TypeError for what is no whole number.
+    Raises ValueError for counts below 1, TypeError for a count that is not an integer.
     """
     return _one_stage_each("1F1B", ranks, microbatches, warm=1)
 
 
 def eager_1f1b(ranks: int, microbatches: int) -> ScheduleTable:
-    """Return 1F1B with a warm-up twice as long, so that messages have time to pass.
+    """Return 1F1B with a warm-up twice as long, which gives messages time to arrive.
 
     Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322. In 1F1B
     each rank needs a result that another rank has only just computed, so it waits for a message in
-    each microbatch. Here the other rank computed it one microbatch earlier. Let a message take c,
-    up to half of a microbatch's forward and backward. Then messages lengthen a step by 2(p-1)c, for
-    any number of microbatches. Rank r holds 2(p-r)-1 activations.
+    each microbatch. Here the other rank computed it one microbatch earlier. If a message takes the
+    time c, at most half of a microbatch's forward and backward, then messages lengthen a step by
+    2(p-1)c, for any number of microbatches. Rank r holds the activations of 2(p-r)-1 microbatches.
 
-    Raises ValueError for counts below 1, TypeError for what is no whole number.
+    Raises ValueError for counts below 1, TypeError for a count that is not an integer.
     """
     return _one_stage_each("eager 1F1B", ranks, microbatches, warm=2)
 
 
 def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> ScheduleTable:
-    """Return 1F1B, with ``warm`` more forwards before the first backward than the next rank."""
+    """Return 1F1B: each rank starts with ``warm`` more forwards than the next rank."""
     check_counts(ranks=ranks, microbatches=microbatches)
     rows: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -70,11 +71,11 @@ def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) ->
     """Return 1F1B with several stages a rank: rank r has the stages r, r+p, r+2p, ...
 
     Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters",
-    arXiv:2104.04473, section 2.2: the bubble is v times smaller, there are v times as many
-    messages. Microbatches go through a rank's stages in rounds of p (or m, if that is less).
+    arXiv:2104.04473, section 2.2. With v stages a rank, the bubble is v times smaller and messages
+    are v times as many. Microbatches go through a rank's stages in rounds of p, or m if less.
 
     Raises ValueError for counts below 1, and for microbatches that do not divide into rounds;
-    TypeError for what is no whole number.
+    TypeError for a count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
     groups = rounds_of(microbatches, ranks, "interleaved 1F1B")
@@ -90,7 +91,7 @@ def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) ->
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], warm: int) -> tuple[Action, ...]:
-    """Return ``warm`` forwards, then a forward and a backward in turn, then what is left."""
+    """Return ``warm`` forwards, then forward-backward pairs, then the other backwards."""
     warm = min(warm, len(forwards))
     pairs = zip(forwards[warm:], backwards, strict=False)
     rest = backwards[len(forwards) - warm :]
@@ -98,15 +99,16 @@ def _in_turn(forwards: list[Action], backwards: list[Action], warm: int) -> tupl
 
 
 def check_counts(**counts: int) -> None:
-    """Raise ValueError for the first of ``counts`` below 1, TypeError for no whole number."""
+    """Raise ValueError for the first count below 1, TypeError for one that is not an integer."""
     for name, value in counts.items():
         to_count(value, name)
 
 
 def rounds_of(microbatches: int, ranks: int, name: str) -> list[range]:
-    """Return the rounds in which microbatches go through a rank's stages: of ``ranks`` each.
+    """Return the rounds in which microbatches go through a rank's stages, of ``ranks`` each.
 
-    If there are fewer, all are one round. Raises ValueError when they do not divide.
+    Fewer than ``ranks`` microbatches are one round. Raises ValueError if the microbatches do not
+    divide into equal rounds.
     """
     count = max(1, microbatches // ranks)
     if microbatches % count:
@@ -119,15 +121,15 @@ def rounds_of(microbatches: int, ranks: int, name: str) -> list[range]:
 
 
 def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> ScheduleTable:
-    """Return ZB-H1: 1F1B whose gradients of weights wait until there would be a bubble.
+    """Return ZB-H1: 1F1B that computes gradients of weights where there would be a bubble.
 
-    Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2.1. If the three
-    thirds of the work take the same time, the bubble is a third of that of 1F1B. Each rank holds
+    Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2.1. If F, I and W
+    take the same time, the bubble is a third of that of 1F1B. Each rank holds
     the activations of at most p microbatches, as rank 0 does in 1F1B. With v stages on each rank
     (r, r+p, r+2p, ...), the bubble is v times smaller, as in interleaved 1F1B.
 
     Raises ValueError for counts below 1, and for microbatches that do not divide into rounds (see
-    ``interleaved_1f1b``); TypeError for what is no whole number.
+    ``interleaved_1f1b``); TypeError for a count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
     rounds = rounds_of(microbatches, ranks, "zero bubble") if stages_per_rank > 1 else None
@@ -144,7 +146,7 @@ def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Sche
             if forwards:
                 row.append(forwards.popleft())
             row.append(action)
-            # The one before had its result later by so many forwards: that is the time there is.
+            # The first ``rank`` W are deferred to the end, where they fill this rank's bubble.
             if number >= rank:
                 row.append(weights.popleft())
         rows.append((*row, *weights))
@@ -152,13 +154,13 @@ def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Sche
 
 
 def zbv(ranks: int, microbatches: int) -> ScheduleTable:
-    """Return ZB-V: two stages a rank, there and back: rank r has the stages r and 2p-1-r.
+    """Return ZB-V: two stages a rank in the shape of a V. Rank r has the stages r and 2p-1-r.
 
-    Qi et al., "Pipeline Parallelism with Controllable Memory", arXiv:2405.15362, section 3: the
-    placement; the order is found by running it with thirds that take the same time. The memory of
-    1F1B; the bubble is what it takes to fill the pipeline once.
+    The placement is from Qi et al., "Pipeline Parallelism with Controllable Memory",
+    arXiv:2405.15362, section 3. The order comes from a simulation in which F, I and W take the same
+    time. The memory is that of 1F1B; the bubble is the time to fill the pipeline once.
 
-    Raises ValueError for counts below 1, TypeError for what is no whole number.
+    Raises ValueError for counts below 1, TypeError for a count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches)
     last = 2 * ranks - 1
@@ -209,14 +211,14 @@ class _RankActions:
 
 
 def dual_pipe_v(ranks: int, microbatches: int) -> ScheduleTable:
-    """Return DualPipeV: placed as ZB-V; in the middle forwards and backwards come in pairs.
+    """Return DualPipeV: stages placed as in ZB-V, with forwards and backwards in pairs.
 
-    DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section 3.2.1, for the pairs
-    (DualPipe), each of which a device may run at once; here they run one after the other. The V is
-    Qi et al.'s cut of it in half. Backward is split at both ends, whole in the middle.
+    The pairs are DualPipe's (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section
+    3.2.1). A device may run a pair at once; here its actions run one after the other. The V is Qi
+    et al.'s half of DualPipe. Backward is split into I and W at both ends, and whole in the middle.
 
-    Raises ValueError for fewer microbatches than two a rank, and counts below 1; TypeError for what
-    is no whole number.
+    Raises ValueError for fewer than two microbatches a rank and for counts below 1, TypeError for a
+    count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches)
     if microbatches < 2 * ranks:
@@ -230,7 +232,7 @@ def dual_pipe_v(ranks: int, microbatches: int) -> ScheduleTable:
 
 
 class _DualRank:
-    """Puts together one rank's row of DualPipeV: its stage there is 0, its stage back is 1."""
+    """Builds one rank's row of DualPipeV. Side 0 is the stage in the first half of the V."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
@@ -260,7 +262,7 @@ class _DualRank:
             self._do(_B, 1)
             self._do(_F, 1)
             self._do(_B, 0)
-        # From the middle of these on nothing is left that could fill a bubble but weights.
+        # In the second half of these only gradients of weights are left to fill bubbles.
         for number in range(2 * first):
             self._do(_B if number < first else _I, 1 - number % 2)
         for _ in range(behind):
@@ -270,7 +272,7 @@ class _DualRank:
         return (*self._row, *self._weights)
 
     def _do(self, kind: ActionKind, side: int) -> None:
-        """Add the next action of this kind; after an I, its W is waiting."""
+        """Add the next action of this kind. An I adds its W to ``_weights``."""
         counted = _F if kind is _F else _B
         stage, number = self._stages[side], self._next[side, counted]
         self._next[side, counted] = number + 1

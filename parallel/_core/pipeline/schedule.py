@@ -124,7 +124,7 @@ class PipelineSchedule:
             The whole batch's output where the last stage is, None elsewhere.
 
         Raises:
-            TypeError: For what is no array.
+            TypeError: For a value that is not an array.
             ValueError: For rows that do not divide into the microbatches, another shape than in
                 the step before, and a batch or target that is missing.
             RuntimeError: After a step that failed: the ranks are no longer in step.

@@ -1,7 +1,8 @@
 """The arrays of a pipeline's stages, as one tree of global arrays that all ranks have.
 
-Each stage's arrays are on its ranks only; a checkpoint wants the same tree on all of them. So each
-rank learns what the other stages have, and stands for it with DArrays of which it has no part.
+Each stage's arrays are on its ranks only, but a checkpoint needs the same tree on all ranks. So the
+ranks exchange descriptions of their arrays, and represent other stages' arrays by DArrays without
+local parts.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class _ArrayDescription:
 
 
 class StageArrays:
-    """Makes one tree of the stages' along ``dim`` of ``mesh``, which has all their ranks.
+    """Joins the arrays of the stages along ``dim`` of ``mesh`` into one tree.
 
-    A pipeline of one stage is none, and has the same tree. Raises MeshDimError for a mesh that has
-    no such dim.
+    ``mesh`` has the ranks of all stages. The tree has the same form if there is one stage only.
+    Raises MeshDimError for a mesh without ``dim``.
     """
 
     def __init__(self, mesh: DeviceMesh, dim: str) -> None:
@@ -60,9 +61,9 @@ class StageArrays:
     def state(self, own: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return the entries of all stages' ``own``, section by section. A collective.
 
-        ``own`` are this stage's sections of DArrays, arrays and other values, by paths that no
-        other stage has. The dims over which DArrays are split have the names of the mesh. Arrays
-        are not copied.
+        ``own`` has this stage's sections. Each maps paths, which no other stage has, to DArrays,
+        arrays and other values. DArrays are split over dims that have their names in the mesh.
+        Arrays are not copied.
         """
         told = map_leaves(_told, own)
         state: dict[str, dict[str, Any]] = {section: {} for section in own}
@@ -75,7 +76,7 @@ class StageArrays:
         return state
 
     def layout(self, own: Mapping[str, Any]) -> dict[str, Sharding]:
-        """Return how the arrays of all stages' ``own`` lie, by path. A collective."""
+        """Return the shardings of the arrays in all stages' ``own``, by path. A collective."""
         told = {path: _told(path, value) for path, value in own.items()}
         return {
             path: Sharding(self._stages[stage], P(*leaf.dims))
@@ -98,9 +99,9 @@ def _told(_: str, value: Any) -> Any:
 
 
 def _standing_for(mesh: DeviceMesh, _: str, leaf: Any, own: Any) -> Any:
-    """Return a value as all ranks have it: for an array a DArray on the ranks of its stage.
+    """Return ``leaf``, or for an array's description a DArray on the ranks of its stage.
 
-    ``own`` is this rank's array, or ``leaf`` itself where it has none.
+    ``own`` is this rank's array, or ``leaf`` itself if another stage has the array.
     """
     if not isinstance(leaf, _ArrayDescription):
         return leaf

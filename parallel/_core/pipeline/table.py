@@ -156,7 +156,7 @@ class ScheduleTable:
     def in_time(self) -> list[tuple[int, Action]]:
         """Return all actions, with their ranks, in an order in which they can be done.
 
-        Raises ValueError, naming what each rank waits for, where there is none.
+        Raises ValueError, naming what each rank waits for, if there is none.
         """
         at = [0] * len(self.ranks)
         done: set[Action] = set()
@@ -207,8 +207,8 @@ class ScheduleTable:
             The table, checked.
 
         Raises:
-            ValueError: For a cell that is no computation, naming line and column, or a table that
-                no pipeline can run.
+            ValueError: For a cell that is not a computation, naming line and column, or a table
+                that no pipeline can run.
             OSError: When the file cannot be read.
         """
         is_text = isinstance(source, str) and ("\n" in source or "," in source)

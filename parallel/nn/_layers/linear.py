@@ -81,8 +81,8 @@ class Linear(Module):
     def forward(self, x: Array) -> Array:
         """Map (..., in_features) to (..., out_features).
 
-        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
-        dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
+        one whose dtype would make the output another than the parameters'.
         """
         check_input(x, self.weight, self.in_features, type(self).__qualname__)
         self.save_for_backward(x)
@@ -114,10 +114,10 @@ class Linear(Module):
 
 
 def check_input(x: Array, weight: Parameter, features: int, layer: str) -> None:
-    """Raise what ``check_last`` does, and TypeError for a dtype that ``weight`` cannot learn from.
+    """Raise the errors of ``check_last``, and TypeError for a dtype unlike that of ``weight``.
 
-    The gradient would come out in another dtype than the parameter's, in backward: too late for
-    the ranks that wait for it.
+    The gradient would have another dtype than the parameter. Backward would find that out too late
+    for the ranks that wait for the gradient.
     """
     check_last(x, features, layer)
     if not weight.takes(x.dtype):

@@ -29,8 +29,8 @@ from parallel.nn._parameter import Parameter
 class Sequential(Module):
     """Run modules one after the other; their paths are "0", "1" and so on.
 
-    ``layers`` are the modules, the first to be run first. Raises TypeError for a layer that is no
-    ``Module``.
+    ``layers`` are the modules, the first to be run first. Raises TypeError for a layer that is not
+    a ``Module``.
     """
 
     def __init__(self, *layers: Module) -> None:
@@ -70,7 +70,7 @@ class Residual(Sequential):
 
     He et al., "Deep Residual Learning", arXiv:1512.03385, section 3.2. ``layers`` are the modules,
     the first to be run first; the last one's output has the shape of the input. Raises TypeError
-    for a layer that is no ``Module``.
+    for a layer that is not a ``Module``.
     """
 
     def forward(self, x: Any) -> Any:
@@ -154,8 +154,8 @@ class Dropout(Module):
     ranks that hold different data generators with different seeds, and ranks that hold the same
     activations (tensor parallel) equal ones.
 
-    Raises ValueError for a ``p`` outside [0, 1), TypeError for one that is no number, and for an
-    ``rng`` that is no generator.
+    Raises ValueError for a ``p`` outside [0, 1), TypeError for one that is not a number, and for an
+    ``rng`` that is not a generator.
     """
 
     def __init__(self, p: float = 0.5, *, rng: np.random.Generator | None = None) -> None:
@@ -167,7 +167,7 @@ class Dropout(Module):
     def forward(self, x: Array) -> Array:
         """Return x with elements dropped (in evaluation mode: x itself).
 
-        Raises TypeError for what is no array.
+        Raises TypeError for a value that is not an array.
         """
         if not self.training:
             return x
@@ -194,7 +194,7 @@ class _Norm(Module):
         self.weight: Parameter = Parameter(np.ones(features, to_floating(dtype, "dtype")))
 
     def check(self, x: Array) -> None:
-        """Raise what ``forward`` does."""
+        """Raise the errors of ``forward`` for ``x``."""
         layer = type(self).__qualname__
         check_input(x, self.weight, self.weight.size, layer)
         if not is_floating(x.dtype):  # the mean of integers is float64
@@ -232,8 +232,8 @@ class LayerNorm(_Norm):
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
-        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
-        dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
+        one whose dtype would make the output another than the parameters'.
         """
         self.check(x)
         normal = self.normalised(x - x.mean(axis=-1, keepdims=True))
@@ -273,8 +273,8 @@ class RMSNorm(_Norm):
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
-        Raises ValueError for another last dimension, TypeError for what is no array, or one whose
-        dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
+        one whose dtype would make the output another than the parameters'.
         """
         self.check(x)
         return self.normalised(x) * self.weight.data

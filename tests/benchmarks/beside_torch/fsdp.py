@@ -1,4 +1,4 @@
-"""What sharding adds to a training step, with meshlib and with torch's FSDP2 on Gloo, in one run.
+"""The cost of sharding in a training step, with meshlib and with torch's FSDP2 on Gloo, in one run.
 
 Of modules of NumPy arrays, and, where JAX is installed, of a jitted step.
 
@@ -68,7 +68,7 @@ def meshlib_steps(mesh, world):
 
 
 def jax_steps(mesh, world):
-    """Return steps of the same model inside ``jax.jit``; nothing where there is no JAX."""
+    """Return steps of the same model inside ``jax.jit``; nothing if there is no JAX."""
     try:
         import jax
     except ImportError:
@@ -114,7 +114,7 @@ def jax_steps(mesh, world):
 
 
 def torch_steps(mesh, world):
-    """Return the same in torch, over Gloo; nothing where there is no torch."""
+    """Return the same in torch, over Gloo; nothing if there is no torch."""
     try:
         import torch
         from torch.distributed.device_mesh import init_device_mesh

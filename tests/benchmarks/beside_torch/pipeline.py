@@ -77,7 +77,7 @@ def meshlib_schedules(mesh):
 
 
 def torch_step(x, y):
-    """Return a step of torch's 1F1B of the same layers; None where there is no torch."""
+    """Return a step of torch's 1F1B of the same layers; None if there is no torch."""
     try:
         import torch
         from torch.distributed.pipelining import PipelineStage as TorchStage

@@ -1,4 +1,4 @@
-"""What data parallel training adds to a step, beside PyTorch's.
+"""The cost of data parallel training in a step, beside PyTorch's.
 
 python -m tests.benchmarks.data_parallel
 """

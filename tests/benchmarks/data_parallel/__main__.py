@@ -1,4 +1,4 @@
-"""What data parallel training adds to a training step, libraries taking turns.
+"""The cost of data parallel training in a training step, libraries taking turns.
 
     python -m tests.benchmarks.setup_peers gloo
     python -m tests.benchmarks.data_parallel
@@ -45,7 +45,7 @@ class Contender:
 
     def take_turn(self, synchronise: bool) -> None:
         """Make some steps. Raises BenchmarkError when the ranks' weights are no longer equal."""
-        answers = self.job.ask(
+        answers = self.job.query(
             {"synchronise": synchronise, "repetitions": _REPETITIONS, "warmup": _WARMUP}
         )
         if len({answer["weights"] for answer in answers}) > 1:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     running_job(name, python, args.ranks, "tests.benchmarks.data_parallel.worker")
                 )
                 contenders.append(Contender(job, job.start()))
-                job.ask({"build": {"width": args.width, "batch": args.batch}})
+                job.query({"build": {"width": args.width, "batch": args.batch}})
             for round_ in range(args.rounds):
                 turns = contenders if round_ % 2 == 0 else contenders[::-1]
                 for contender in turns:

@@ -1,4 +1,4 @@
-"""What a small collective inside a jitted program costs, above what any such program costs.
+"""The cost of a small collective inside a jitted program, beyond the program's own cost.
 
     meshrun --nproc-per-node 2 -m tests.benchmarks.data_parallel.in_jit
 

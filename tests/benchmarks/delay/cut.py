@@ -1,4 +1,4 @@
-"""What a cut in a network with delay does to collectives; as root.
+"""The effects of a cut in a network with delay on collectives; as root.
 
     python -m tests.benchmarks.delay.cut
 
@@ -60,8 +60,8 @@ def main() -> None:
         for rank in range(2):
             command = [sys.executable, "-m", module, str(rank), *network.addresses]
             ranks.append(network.start(rank, command, stdout=subprocess.PIPE))
-        said = [process.stdout for process in ranks if process.stdout is not None]
-        for lines in said:
+        outputs = [process.stdout for process in ranks if process.stdout is not None]
+        for lines in outputs:
             print(lines.readline(), end="", flush=True)
         time.sleep(3)
         network.wire.send_signal(signal.SIGUSR1)
@@ -69,7 +69,7 @@ def main() -> None:
         network.wire.send_signal(signal.SIGUSR1)
         time.sleep(6)
         network.wire.send_signal(signal.SIGUSR1)
-        for lines in said:
+        for lines in outputs:
             print(lines.read(), end="", flush=True)
     finally:
         for process in ranks:

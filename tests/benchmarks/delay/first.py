@@ -1,4 +1,4 @@
-"""What it costs to begin across a network with delay, in round trips; as root.
+"""The cost of starting across a network with delay, in round trips; as root.
 
     python -m tests.benchmarks.delay.first [--ranks 8] [--round-trip 50] [--backends tcp,auto]
 

@@ -47,14 +47,14 @@ def rank_main(rank: int, rounds: int, addresses: list[str], places: list[int]) -
 
     def whole(x: Any, perm: Any, group: Any, *, tag: int) -> Any:
         del tag
-        return SimpleNamespace(x=x, came=jit.permute(x, perm, group))
+        return SimpleNamespace(x=x, received=jit.permute(x, perm, group))
 
     def none(x: Any, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(x=x, came=x * 1.01)
+        return SimpleNamespace(x=x, received=x * 1.01)
 
     def done(passing: Any, after: Any = None) -> Any:
         del after
-        return passing.came
+        return passing.received
 
     def patched(start: Any) -> AbstractContextManager[Any]:
         return patch.multiple(jit, permute_start=start, permute_done=done)

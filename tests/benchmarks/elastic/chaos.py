@@ -158,7 +158,7 @@ def check(run: Run, folder: Path, code: int, text: str) -> None:
     tried = {number: ranks for rank, number, ranks in log if rank in results}
     order, cursor = [], 0
     for number in range(run.until):
-        if number not in tried:  # committed before any that is left had come
+        if number not in tried:  # committed before any that is left had arrived
             earlier = [ranks for _, n, ranks in log if n == number]
             if not earlier:
                 run.problems.append(f"nobody has noted step {number}")

@@ -1,4 +1,4 @@
-"""What a step of an elastic loop costs beyond the same step without one.
+"""The cost of an elastic loop for a step.
 
     meshrun -n 4 tests/benchmarks/elastic/overhead.py
 

@@ -1,4 +1,4 @@
-"""What the ranks of a chaos run do: a small training in float64, of which each commit is noted.
+"""The program of the ranks of a chaos run: a small training in float64 that notes each commit.
 
 meshrun -n 4 --replace 3 tests/benchmarks/elastic/program.py OUT KIND SHAPE STEPS
 """

@@ -188,8 +188,8 @@ def main() -> None:
                     print(f"{name}: {error}\n{words}", flush=True)
                     continue
             found[name].append((first, all_))
-            told = {what: round(at, 2) for what, at in stations.items()} if given.stations else ""
-            print(f"{name}: {first:.2f} s, all {RANKS} {all_:.2f} s {told}", flush=True)
+            shown = {what: round(at, 2) for what, at in stations.items()} if given.stations else ""
+            print(f"{name}: {first:.2f} s, all {RANKS} {all_:.2f} s {shown}", flush=True)
     print(f"\n| {given.mib} MiB | next commit, s | of all {RANKS}, s |\n|---|---|---|")
     for name, rows in found.items():
         if rows:

@@ -51,8 +51,8 @@ def main() -> int:
         begin = time.monotonic()
         wrong = run(kind, phase, chance.randrange(1 << 30))
         bad += bool(wrong)
-        said = f"BAD: {wrong}" if wrong else "good"
-        print(f"{number} {kind} {phase} {time.monotonic() - begin:.1f} s {said}", flush=True)
+        result = f"BAD: {wrong}" if wrong else "good"
+        print(f"{number} {kind} {phase} {time.monotonic() - begin:.1f} s {result}", flush=True)
     print(f"{given.runs - bad} of {given.runs} good")
     return 1 if bad else 0
 

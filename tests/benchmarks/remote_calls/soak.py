@@ -31,7 +31,7 @@ BURST = 50
 
 
 class Thing:
-    """What is made there, used and dropped."""
+    """An object that is made there, used and dropped."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -1,4 +1,4 @@
-"""What docs/adding-a-transport.md takes for granted: the reader's own transport."""
+"""Assumed by docs/inside/adding-a-transport.md: the reader's own transport."""
 
 RANKS = 1  # what is registered is so for the whole process
 

@@ -1,4 +1,4 @@
-"""What docs/checkpoints.md takes for granted: a wrapped model, its optimizer and sampler."""
+"""Assumed by docs/train/checkpoints.md: a wrapped model, its optimizer and sampler."""
 
 import numpy as np
 

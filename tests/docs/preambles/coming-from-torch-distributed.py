@@ -1,4 +1,4 @@
-"""What the fragments take for granted: the program above them."""
+"""Assumed by the fragments: the program above them."""
 
 import numpy as np
 

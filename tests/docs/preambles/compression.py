@@ -1,4 +1,4 @@
-"""What docs/compression.md takes for granted: a reader's model."""
+"""Assumed by docs/train/compression.md: a reader's model."""
 
 import numpy as np
 

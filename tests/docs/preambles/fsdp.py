@@ -1,4 +1,4 @@
-"""What docs/fsdp.md takes for granted: a model, batches and a loss."""
+"""Assumed by docs/parallelism/fsdp.md: a model, batches and a loss."""
 
 from types import SimpleNamespace
 

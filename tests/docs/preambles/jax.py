@@ -1,4 +1,4 @@
-"""What docs/jax.md takes for granted: a reader's parameters, loss, batches and optimizer."""
+"""Assumed by docs/train/jax.md: a reader's parameters, loss, batches and optimizer."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +6,7 @@ import optax
 
 x, y = np.ones((4, 3), np.float32), np.ones(4, np.float32)
 batch = batch_1 = batch_2 = (x, y)
-valid, size = np.array([True, True, True, False]), 4
+valid = np.array([True, True, True, False])
 params = {"w": jnp.ones(3), "b": jnp.zeros(())}
 optimizer = optax.sgd(0.1)
 state = optimizer.init(params)

@@ -1,4 +1,4 @@
-"""What docs/mesh.md takes for granted: arrays to reduce, and a training that fails at first."""
+"""Assumed by docs/program/mesh.md: arrays to reduce, and a training that fails."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What docs/pipeline.md takes for granted: batches, and a mesh with a dim for data."""
+"""Assumed by docs/parallelism/pipeline.md: batches, and a mesh with a dim for data."""
 
 import jax  # noqa: F401 (so that ranks have traces of their own)
 import numpy as np

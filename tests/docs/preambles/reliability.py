@@ -1,4 +1,4 @@
-"""What docs/reliability.md takes for granted: a mesh."""
+"""Assumed by docs/run/reliability.md: a mesh."""
 
 import meshlib as dist
 

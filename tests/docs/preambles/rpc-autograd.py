@@ -1,4 +1,4 @@
-"""What docs/rpc-autograd.md takes for granted: two ranks, and a recorded function."""
+"""Assumed by docs/program/rpc-autograd.md: two ranks, and a recorded function."""
 
 import jax.numpy as jnp
 

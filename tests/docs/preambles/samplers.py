@@ -1,4 +1,4 @@
-"""What docs/samplers.md takes for granted: a reader's dataset."""
+"""Assumed by docs/train/samplers.md: a reader's dataset."""
 
 import numpy as np
 

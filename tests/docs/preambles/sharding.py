@@ -1,4 +1,4 @@
-"""What docs/sharding.md takes for granted: a batch, a weight, and a global array with its shape."""
+"""Assumed by docs/program/sharding.md: a batch, a weight, a global array."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What docs/uneven-inputs.md takes for granted: a reader's model, loss, optimizer and inputs."""
+"""Assumed by docs/parallelism/uneven-inputs.md: a model and its training."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What docs/zero.md takes for granted: a reader's model."""
+"""Assumed by docs/parallelism/zero.md: a reader's model."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What each form of ``async_op`` returns, for type checkers alone."""
+"""The result type of each form of ``async_op``, for type checkers alone."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ def exchange_ends(mesh: DeviceMesh, piece: Floats) -> None:
 def pass_round(mesh: DeviceMesh, value: Floats) -> Floats:
     """Return the left neighbour's value, round the ring."""
     place, size = mesh["x"].get_local_rank(), mesh.size()
-    came = np.empty_like(value)
+    received = np.empty_like(value)
     messages = [
         P2POp(dist.isend, value, group_peer=(place + 1) % size, group=mesh["x"]),
-        P2POp(dist.irecv, came, group_peer=(place - 1) % size, group=mesh["x"]),
+        P2POp(dist.irecv, received, group_peer=(place - 1) % size, group=mesh["x"]),
     ]
     for work in dist.batch_isend_irecv(messages):
         work.wait()
-    return came
+    return received
 
 
 def main() -> list[float]:

@@ -72,8 +72,8 @@ def test_the_mesh_gives_the_number_of_ranks(meshrun):
     assert {rank["MESHLIB_MESH"] for rank in seen} == {"dp=2,tp=2"}
     meshrun.script("[mesh]\ndp = 1\ntp = 2\ntimeout = 7\n", "train.TOML")
     seen = ranks_of(meshrun.run("--mesh", "train.TOML", script))
-    (told,) = {rank["MESHLIB_MESH"] for rank in seen}
-    assert MeshConfig.parse(told) == MeshConfig.load(meshrun.folder / "train.TOML")
+    (mesh,) = {rank["MESHLIB_MESH"] for rank in seen}
+    assert MeshConfig.parse(mesh) == MeshConfig.load(meshrun.folder / "train.TOML")
     assert len(seen) == 2
 
 

@@ -1,4 +1,4 @@
-"""What comes to ``meshrun`` before the program runs: Ctrl-C, an address that cannot be had."""
+"""Events before the program runs under ``meshrun``: Ctrl-C, an address that is taken."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SLOW_TO_FORK = """
 
 
 @pytest.mark.parametrize(
-    ("slow", "start", "said"),
+    ("slow", "start", "message"),
     [
         (SLOW_TO_LOAD, "fork", "received SIGINT"),
         (SLOW_TO_BEGIN, "exec", "received SIGINT; ended ranks 0-1"),
@@ -54,7 +54,7 @@ SLOW_TO_FORK = """
     ],
     ids=["the launcher", "a rank", "what ranks are forked from"],
 )
-def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, said):
+def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, message):
     """Python runs ``sitecustomize`` when it begins, in the launcher and in the ranks."""
     meshrun.script(slow, "sitecustomize.py")
     script = meshrun.script("import time; time.sleep(60)")
@@ -63,12 +63,12 @@ def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, said):
     assert meshrun.wait_for((meshrun.folder / "here").exists)
     launcher.send_signal(signal.SIGINT)
     result = meshrun.finish(launcher)
-    assert (result.code, result.out, result.err) == (130, "", f"meshrun: {said}\n")
+    assert (result.code, result.out, result.err) == (130, "", f"meshrun: {message}\n")
 
 
 @pytest.mark.parametrize("flags", [["--no-python", "cat"], ["read.py"]])
 def test_a_program_can_be_interrupted(meshrun, flags):
-    """What holds Ctrl-C back while a rank begins is not left to the program."""
+    """The signal mask that holds Ctrl-C back while a rank begins is not left to the program."""
     meshrun.script("print(open('/proc/self/status').read())", "read.py")
     status = meshrun.run(*flags, *["/proc/self/status"] * (flags[-1] == "cat")).out
     masks = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Sig"))

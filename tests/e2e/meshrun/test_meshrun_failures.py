@@ -98,7 +98,7 @@ def test_an_echo_is_not_taken_for_the_cause(meshrun):
         meshrun,
         "time.sleep(0.4); raise ValueError('the cause')",
         "from transport._errors import RankFailedError; raise RankFailedError('rank 1 left', 1)",
-        env=meshrun.patience(),
+        env=meshrun.long_windows(),
     )
     assert "meshrun: ranks 0, 2: RankFailedError: rank 1 left" in result.err
     assert result.err.endswith("ValueError: the cause\n")
@@ -113,7 +113,7 @@ def test_an_error_raised_while_handling_an_echo_is_an_echo(meshrun):
         raise KeyError('cleaning up')
     """.strip()
     cause = "time.sleep(0.4); raise ValueError('the cause')"
-    result = fail_on_rank_1(meshrun, cause, handler, env=meshrun.patience())
+    result = fail_on_rank_1(meshrun, cause, handler, env=meshrun.long_windows())
     assert result.err.endswith("ValueError: the cause\n")
 
 
@@ -324,8 +324,8 @@ def test_the_children_of_a_shell_that_became_the_launcher_are_spared(meshrun):
     launcher = " ".join((*meshrun.COMMAND, script))
     command = f"sleep 60 >/dev/null 2>&1 & echo $!; exec {launcher}"
     result = meshrun.run("-c", command, command=["sh"])
-    pid, said = result.out.split()
-    assert said == "ran"
+    pid, printed = result.out.split()
+    assert printed == "ran"
     os.kill(int(pid), signal.SIGKILL)
 
 

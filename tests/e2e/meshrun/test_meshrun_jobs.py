@@ -55,7 +55,7 @@ MEET_UNTIL_A_RANK_FAILS = """
 )
 def test_the_failing_rank_is_named_by_all(meshrun, failure, code, last):
     script = meshrun.script(MEET_UNTIL_A_RANK_FAILS.format(failure=failure))
-    result = meshrun.run("--nproc-per-node", "3", script, env=meshrun.patience())
+    result = meshrun.run("--nproc-per-node", "3", script, env=meshrun.long_windows())
     assert result.code == code
     assert result.err.rstrip().endswith(last)
     assert "rank 1 on" in result.err

@@ -25,21 +25,21 @@ def test_a_job_is_seen(meshrun):
     assert found, line
     url, token = found.groups()
 
-    def ask(path, **options):
+    def fetch(path, **options):
         request = urllib.request.Request(url + path, **options)
         request.add_header("Authorization", f"Bearer {token}")
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.read().decode()
 
     def ranks():
-        return {one["rank"]: one for one in json.loads(ask("job"))["ranks"]}
+        return {one["rank"]: one for one in json.loads(fetch("job"))["ranks"]}
 
     def rank_0_waits():
         calls = ranks()[0]["calls"]
         return calls and calls[0]["waiting_for"] == 1
 
     def rank_1_waits():
-        stacks = json.loads(ask("stacks", data=b'{"rank": 1}', method="POST"))
+        stacks = json.loads(fetch("stacks", data=b'{"rank": 1}', method="POST"))
         return "waits_for_a_file" in "\n".join(stacks["main"])
 
     assert meshrun.wait_for(rank_0_waits)
@@ -57,8 +57,8 @@ def test_a_job_is_seen(meshrun):
     assert meshrun.wait_for((meshrun.folder / "lost").exists)
     assert meshrun.wait_for(lambda: ranks()[1]["state"] == "lost")
     assert meshrun.wait_for(lambda: "SIGKILL" in ranks()[1]["how"])
-    assert 'meshlib_rank_up{rank="1"} 0' in ask("metrics")
+    assert 'meshlib_rank_up{rank="1"} 0' in fetch("metrics")
     (meshrun.folder / "end").touch()
     assert meshrun.finish(job).code == 0
     with pytest.raises(urllib.error.URLError):
-        ask("job")
+        fetch("job")

@@ -127,8 +127,8 @@ def test_flight_records_have_a_directory(meshrun):
     assert meshrun.run(script).out == "None\n"
     folder = meshrun.folder
     assert meshrun.run("--trace-dir", "t", script).out == f"{folder / 't'}\n"
-    said = meshrun.run("--log-dir", "logs", script).out
-    assert re.fullmatch(rf"{folder}/logs/[-0-9a-f]+/trace\n", said)
+    printed = meshrun.run("--log-dir", "logs", script).out
+    assert re.fullmatch(rf"{folder}/logs/[-0-9a-f]+/trace\n", printed)
 
 
 class Terminal:
@@ -177,7 +177,7 @@ def test_rank_0_keeps_the_terminal_and_the_others_whole_lines(meshrun):
 
 
 def test_a_prompt_of_any_rank_is_shown_and_answered(meshrun):
-    """What pdb on one rank needs: input without SIGTTIN, and a line that does not end."""
+    """The needs of pdb on one rank: input without SIGTTIN, and a line that does not end."""
     script = meshrun.script("""
         import os, time
         if os.environ["RANK"] == "1":
@@ -252,8 +252,8 @@ def test_the_report_of_a_failure_ends_with_the_command_to_type(meshrun):
     assert start == "meshrun: what each rank was doing"
     words = shlex.split(command)
     assert words[:2] == ["meshlib", "trace"]
-    said = meshrun.run(*words[1:], command=(sys.executable, "-m", "meshlib._cli"))
-    assert "Rank 0 ended with ValueError: boom." in said.out, said.err
+    result = meshrun.run(*words[1:], command=(sys.executable, "-m", "meshlib._cli"))
+    assert "Rank 0 ended with ValueError: boom." in result.out, result.err
 
 
 def test_the_report_of_a_failed_call_names_the_flag_that_keeps_records(meshrun):

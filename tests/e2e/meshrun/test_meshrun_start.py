@@ -64,9 +64,9 @@ def test_what_a_program_leaves_open_is_ended_as_python_does(meshrun, tmp_path, w
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == ["unflushed"] * 2
     for rank in "01":
-        said = (tmp_path / rank).read_text().split()
-        assert said[:3] == ["thread", "exit", "finalized"]
-        assert sorted(said[3:]) == ["deleted", "deleted", "resumed"]
+        lines = (tmp_path / rank).read_text().split()
+        assert lines[:3] == ["thread", "exit", "finalized"]
+        assert sorted(lines[3:]) == ["deleted", "deleted", "resumed"]
         assert (tmp_path / f"{rank}-unflushed").read_text() == "unflushed"
 
 

@@ -25,11 +25,11 @@ def pid_of(meshrun, rank):
 
 def stopped_at(*outputs, ranks):
     """Return the step after which all ranks have stopped."""
-    said = "".join(outputs).split("\n")[:-1]
-    assert len(said) == ranks
-    assert len(set(said)) == 1
-    assert said[0].startswith("stopped ")
-    return int(said[0].removeprefix("stopped "))
+    lines = "".join(outputs).split("\n")[:-1]
+    assert len(lines) == ranks
+    assert len(set(lines)) == 1
+    assert lines[0].startswith("stopped ")
+    return int(lines[0].removeprefix("stopped "))
 
 
 def last_saved(meshrun):

@@ -26,4 +26,4 @@ def test_what_goes_wrong_is_raised_as_ever(meshrun):
 def test_an_interrupt_in_the_middle_is_told(meshrun):
     result = meshrun.run("--nproc-per-node", "2", str(PROGRAMS / "sum_interrupted.py"))
     assert result.code == 0, result.err
-    assert sorted(result.out.split()) == ["interrupted", "told"]
+    assert sorted(result.out.split()) == ["interrupted", "raised"]

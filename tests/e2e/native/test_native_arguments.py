@@ -1,4 +1,4 @@
-"""What the compiled types of calls refuse, though this project alone makes them."""
+"""The arguments that the compiled types of calls refuse, though only this project makes them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_the_bits_are_numpy_s(meshrun, ranks):
 def test_what_goes_wrong_is_raised_as_ever(meshrun):
     result = meshrun.run("--nproc-per-node", "2", str(PROGRAMS / "large_sums_fail.py"))
     assert result.code == 0, result.err
-    assert sorted(result.out.split()) == ["interrupted", "told"]
+    assert sorted(result.out.split()) == ["interrupted", "raised"]
 
 
 def test_a_rank_that_is_killed_in_the_middle_is_missed(meshrun):

@@ -19,8 +19,8 @@ from transport._shm.messages import Messages
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
 from meshlib import jit as mj  # noqa: E402
-from meshlib.jit import _direct as direct  # noqa: E402
 from meshlib.jit._arguments import calls_group  # noqa: E402
+from meshlib.jit._xla import direct  # noqa: E402
 
 LONG = 60.0
 LARGE = np.arange(1 << 18, dtype=np.float32)  # 1 MiB: more than a ring has room for

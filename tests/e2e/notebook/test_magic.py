@@ -33,7 +33,7 @@ def test_the_only_ranks_are_found_by_themselves():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "they are in: one, two"),
         ("x", "x holds no ranks"),
@@ -41,8 +41,8 @@ def test_the_only_ranks_are_found_by_themselves():
         ("three", "three holds no ranks"),
     ],
 )
-def test_lines_that_name_no_ranks(line, said):
-    with pytest.raises(ValueError, match=said):
+def test_lines_that_name_no_ranks(line, message):
+    with pytest.raises(ValueError, match=message):
         _magic.find_ranks({"one": NoRanks(), "two": NoRanks(), "x": 3}, line)
 
 

@@ -17,7 +17,7 @@ from meshlib.notebook._link import NotebookLink
 from meshlib.rpc import RpcTimeoutError
 from meshlib.testing import RankError
 from tests.support.meshlib.cells import Cells
-from transport._interrupts import InterruptHandler
+from transport._waiting.interrupts import InterruptHandler
 
 pytest.importorskip("cloudpickle")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -26,7 +26,7 @@ BEGIN = "import os, sys, time\nimport numpy as np\nimport meshlib as dist"
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch):
+def _long_windows(monkeypatch):
     """Ranks have the time that a busy machine needs to end what is interrupted, and to print."""
     monkeypatch.setattr(_call, "STOP_SECONDS", 60.0)
     monkeypatch.setattr(_call, "MARK_SECONDS", 1000.0)  # they do come
@@ -218,17 +218,17 @@ ranks[0].run(program)"""
 
 
 @pytest.mark.parametrize(
-    ("which", "said"),
+    ("which", "message"),
     [
         ("dp=2", "has the coordinates 0 to 1"),
-        ("pp=0", "no coordinate of the mesh"),
+        ("pp=0", "not a coordinate of the mesh"),
         ("dp", "expected DIM=NUMBER"),
         (7, "rank 7 is not among ranks 0-3"),
         ([], "expected at least one"),
     ],
 )
-def test_ranks_that_there_are_not(all_ranks, which, said):
-    with pytest.raises(ValueError, match=said):
+def test_ranks_that_there_are_not(all_ranks, which, message):
+    with pytest.raises(ValueError, match=message):
         all_ranks[which]
 
 

@@ -1,4 +1,4 @@
-"""What a host's network card sends for each collective, with checked results."""
+"""The bytes that a host's network card sends for each collective, with checked results."""
 
 import json
 import os

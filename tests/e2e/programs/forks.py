@@ -23,9 +23,9 @@ def refused(call, *arguments, **options):
     try:
         got = call(*arguments, **options)
     except dist.DistError as error:
-        said = str(error)
-        assert f"process {parent} " in said and f"process {os.getpid()}" in said, said
-        assert "expected" in said, said
+        message = str(error)
+        assert f"process {parent} " in message and f"process {os.getpid()}" in message, message
+        assert "expected" in message, message
         return
     raise AssertionError(f"a call was made: {got}")
 

@@ -29,11 +29,11 @@ def test_a_callees_and_an_owners_death_is_told_and_the_others_go_on(meshrun):
     assert sum("done" in line for line in result.out.splitlines()) == 2
     assert "meshrun: rank 2 was killed by SIGKILL; the others go on" in result.err
     chain = describe(read(meshrun.folder / "trace"))
-    for told in (
+    for message in (
         "(worker2), at",
         "rank 2 (worker2) has left no record, and had called __main__.until_cancelled on rank 1",
     ):
-        assert told in chain, chain
+        assert message in chain, chain
 
 
 def test_a_callers_death_cancels_and_frees_what_it_held_but_not_what_it_gave(meshrun):

@@ -103,7 +103,7 @@ def test_the_report_is_written_when_parts_of_it_fail(tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    out = tmp_path / "said"
+    out = tmp_path / "printed"
     endless = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert ended.run(endless, 0.0, out, whole_group=True) == ended.TIMED_OUT
     assert ended.run([sys.executable, "-c", "print('done'); exit(3)"], 30, out) == 3

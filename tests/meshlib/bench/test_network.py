@@ -64,7 +64,7 @@ def test_a_file_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             ' [{"hosts": [0, 1], "round_trip": 1}]}',
             "expected two hosts",
         ),
-        ("[", "is no network"),
+        ("[", "is not a network"),
     ],
 )
 def test_a_wrong_file(tmp_path: Path, text: str, complaint: str) -> None:

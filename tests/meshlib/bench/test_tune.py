@@ -17,10 +17,10 @@ from meshlib._tune.contests import CONTESTS
 from meshlib._tune.estimates import best_of, crossover, fit_line
 from meshlib._tune.measure import TransportBenchmark, TuningResults
 from meshlib.testing import run_ranks
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
 from transport._choosing.cost import Cost
 from transport._choosing.tuning import TransportTuning, Tuning
-from transport._header import Kind
 from transport._hierarchical.cost import Shape
 
 SIZES = [1 << exponent for exponent in range(10, 20)]
@@ -141,9 +141,9 @@ def fake(transport: str, size: int) -> TuningResults:
 
 
 def test_what_is_found_becomes_a_table() -> None:
-    told: list[str] = []
-    tuning = cli.tune(["tcp", "shm"], [4, 2], fake, told.append)
-    assert told == ["tcp, 2 ranks", "tcp, 4 ranks", "shm, 2 ranks", "shm, 4 ranks", ""]
+    printed: list[str] = []
+    tuning = cli.tune(["tcp", "shm"], [4, 2], fake, printed.append)
+    assert printed == ["tcp, 2 ranks", "tcp, 4 ranks", "shm, 2 ranks", "shm, 4 ranks", ""]
     assert tuning.source.startswith("meshlib tune, 20")
     assert [ranks for ranks, _ in tuning.transports["tcp"].thresholds] == [2, 4]
     assert tuning.transports["tcp"].cost == Cost(2e-5, 1e-9, 1e-10, 2)

@@ -1,4 +1,4 @@
-"""What is there, and what is not."""
+"""Queries about available backends and launchers."""
 
 import importlib.util
 from pathlib import Path
@@ -41,9 +41,9 @@ def test_backend_names():
     with pytest.raises(ValueError, match=r"devices has \['tpu'\]; expected some of cpu, cuda"):
         dist.Backend.register_backend("own", lambda membership: None, devices=["cpu", "tpu"])
     assert not dist.is_backend_available("own")
-    for ask in (dist.Backend, dist.is_backend_available, dist.init_process_group):
+    for call in (dist.Backend, dist.is_backend_available, dist.init_process_group):
         with pytest.raises(ValueError, match="backend must be a string such as 'tcp', got 3"):
-            ask(3)
+            call(3)
     with pytest.raises(ValueError, match="names device 'tpu'"):
         dist.init_process_group("tpu:tcp")
     with pytest.raises(ValueError, match="names a backend for 'cpu' twice"):

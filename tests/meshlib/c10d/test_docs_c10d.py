@@ -1,4 +1,4 @@
-"""docs/c10d.md: every name in its tables exists (or says that it does not), and none is missing."""
+"""docs/reference/c10d.md: each name in its tables exists, or says why not, and none is missing."""
 
 import importlib
 import re
@@ -9,9 +9,10 @@ import pytest
 import meshlib
 
 DOCS = Path(__file__).parents[3] / "docs"
-TEXT = (DOCS / "c10d.md").read_text()
+TEXT = (DOCS / "reference/c10d.md").read_text()
 PAIRS = re.findall(r"^\| `?([^|`]+)`? \| (?:`([\w.]+)`|—) \| (.*) ?\|$", TEXT, re.M)
-OWN = re.findall(r"^\| `(meshlib\.\w+)` \|", TEXT, re.M)
+BEYOND = (DOCS / "reference/beyond-c10d.md").read_text()
+OWN = re.findall(r"^\| `(meshlib\.\w+)` \|", BEYOND, re.M)
 
 
 def resolve(path):
@@ -50,7 +51,7 @@ def test_every_public_name_is_in_a_table():
 
 
 def programs(title):
-    text = (DOCS / "coming-from-torch-distributed.md").read_text()
+    text = (DOCS / "program/coming-from-torch-distributed.md").read_text()
     return re.search(rf'^```python title="{title}"\n(.*?)^```', text, re.M | re.S)[1]
 
 

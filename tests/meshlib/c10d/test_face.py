@@ -55,8 +55,8 @@ def test_what_a_program_may_do_without_comes_at_its_first_use():
         assert callable(meshlib.all_reduce)
         mine = meshlib.all_reduce = object()
         later = {
-            "meshlib._c10d.functions.gathered", "meshlib._job.init", "meshlib._mesh.layout",
-            "meshlib.sharding", "meshlib._trace.dump",
+            "meshlib._c10d.functions.gathered", "meshlib._job.starting.init",
+            "meshlib._mesh.layout", "meshlib.sharding", "meshlib._trace.dump",
         }
         assert not later & set(sys.modules)
         assert meshlib.DeviceMesh is sys.modules["meshlib._mesh.device_mesh"].DeviceMesh
@@ -102,14 +102,14 @@ def test_native_windows_is_refused():
 
 @pytest.mark.parametrize("module", ["meshlib", "meshlib._launcher"])
 def test_a_command_may_be_run_as_a_module(module):
-    said = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-m", module, "--version"],
         capture_output=True,
         check=True,
         text=True,
         timeout=30,
     ).stdout
-    assert said.split()[1] == meshlib.__version__
+    assert printed.split()[1] == meshlib.__version__
 
 
 @pytest.mark.parametrize("module", ["meshlib._mesh.config", "meshlib.jit", "parallel.ddp"])

@@ -1,4 +1,4 @@
-"""What PyTorch 2.13 to 2.15 have added, or call by other names."""
+"""Names that PyTorch 2.13 to 2.15 have added or changed."""
 
 from datetime import timedelta
 

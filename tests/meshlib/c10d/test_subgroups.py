@@ -9,7 +9,7 @@ import meshlib as dist
 from meshlib._calls.spec import CallSpec
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
-from transport._header import Kind
+from transport._calls.header import Kind
 
 
 def total(group):

@@ -72,9 +72,9 @@ def test_work_raises_what_the_call_raised():
     fail(work, OSError("gone"))
     assert work.is_completed()
     assert not work.is_success()
-    for ask in (work.wait, work.result, work.source_rank, work.get_future().wait):
+    for call in (work.wait, work.result, work.source_rank, work.get_future().wait):
         with pytest.raises(OSError, match="gone"):
-            ask()
+            call()
 
 
 def failed_work():

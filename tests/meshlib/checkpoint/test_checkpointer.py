@@ -18,7 +18,7 @@ from tests.support.meshlib.sharding_cases import named_mesh
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Whoever writes a chunk waits until it is opened."""
+    """A gate: writers of chunks wait until it is opened."""
     opened, write = threading.Event(), ChunkWrite.write
 
     def waiting(self, *args):

@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def told(capsys, *arguments):
+def output_of(capsys, *arguments):
     code = main(["checkpoint", *arguments])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
@@ -34,7 +34,7 @@ def told(capsys, *arguments):
 
 def test_ls_and_show(run, capsys):
     (run / "step-30").mkdir()
-    code, text = told(capsys, "ls", "run")
+    code, text = output_of(capsys, "ls", "run")
     assert code == 0
     assert [line.split() for line in text.splitlines()] == [
         ["step", "arrays", "size", "metric", "folder"],
@@ -42,7 +42,7 @@ def test_ls_and_show(run, capsys):
         ["20", "2", "780", "B", "1.5", "step-20"],
         ["30", "step-30", "(never", "finished)"],
     ]
-    code, text = told(capsys, "show", "run")
+    code, text = output_of(capsys, "show", "run")
     assert code == 0
     assert text == (
         "run/step-20: step 20, metric 1.5, 2 arrays, 780 B\n"
@@ -50,18 +50,20 @@ def test_ls_and_show(run, capsys):
         "['model']['b']  float32[3]  12 B  1 chunk\n"
         "['lr']          0.1\n"
     )
-    assert told(capsys, "show", "run", "--step", "3")[1].startswith("run/step-3: step 3, 2 arrays")
+    assert output_of(capsys, "show", "run", "--step", "3")[1].startswith(
+        "run/step-3: step 3, 2 arrays"
+    )
 
 
 def test_verify(run, capsys):
-    code, text = told(capsys, "verify", "run")
+    code, text = output_of(capsys, "verify", "run")
     assert (code, text) == (0, "run/step-20: 2 arrays, 5 chunks, 780 B: all as they were written\n")
     for number in (1, 2):
         path = run / "step-20" / "model" / "w" / f"c.{number}.0"
         data = bytearray(path.read_bytes())
         data[7] ^= 255
         path.write_bytes(data if number == 1 else data[:9])
-    code, text = told(capsys, "verify", "run/step-20")
+    code, text = output_of(capsys, "verify", "run/step-20")
     assert code == 1
     lines = text.splitlines()
     assert lines[0].startswith(
@@ -72,27 +74,27 @@ def test_verify(run, capsys):
 
 
 def test_reshard(run, capsys):
-    code, text = told(
+    code, text = output_of(
         capsys, "reshard", "run", "out", "--mesh", "dp=2,tp=3", "--spec", "model/*=dp, tp"
     )
     assert (code, text) == (0, "out/step-20: 2 arrays, 8 chunks were 5\n")
-    assert "8 chunks" not in told(capsys, "show", "out")[1]
-    assert "float64[8, 12]  768 B  6 chunks of [4, 4]" in told(capsys, "show", "out")[1]
-    assert told(capsys, "verify", "out")[0] == 0
-    assert told(capsys, "diff", "run", "out")[0] == 0
+    assert "8 chunks" not in output_of(capsys, "show", "out")[1]
+    assert "float64[8, 12]  768 B  6 chunks of [4, 4]" in output_of(capsys, "show", "out")[1]
+    assert output_of(capsys, "verify", "out")[0] == 0
+    assert output_of(capsys, "diff", "run", "out")[0] == 0
     np.testing.assert_array_equal(load("out")["model"]["w"], load("run")["model"]["w"])
-    code, text = told(capsys, "reshard", "run", "out", "--mesh", "dp=2")
+    code, text = output_of(capsys, "reshard", "run", "out", "--mesh", "dp=2")
     assert (code, text) == (
         2,
         "meshlib checkpoint reshard: out/step-20: there is one of this step already\n",
     )
-    code, text = told(capsys, "reshard", "run", "new", "--mesh", "dp=2", "--spec", "model")
+    code, text = output_of(capsys, "reshard", "run", "new", "--mesh", "dp=2", "--spec", "model")
     assert code == 2
     assert "--spec 'model' has no '='" in text
 
 
 def test_diff(run, capsys):
-    code, text = told(capsys, "diff", "run", "run", "--other-step", "3")
+    code, text = output_of(capsys, "diff", "run", "run", "--other-step", "3")
     assert code == 1
     assert text == (
         "run/step-20 and run/step-3 differ in 2 of 3 leaves\n"
@@ -100,7 +102,7 @@ def test_diff(run, capsys):
         "['lr']          0.1 and 0.2\n"
     )
     save("other", {"model": {"w": np.ones((2, 2))}, "more": None}, step=0)
-    code, text = told(capsys, "diff", "run", "other")
+    code, text = output_of(capsys, "diff", "run", "other")
     assert code == 1
     assert "['model']['w']  float64[8, 12] and float64[2, 2]" in text
     assert "['more']        only in other/step-0" in text
@@ -108,7 +110,7 @@ def test_diff(run, capsys):
 
 def test_what_is_no_checkpoint(run, capsys):
     for word in ("ls", "show", "verify"):
-        code, text = told(capsys, word, "nowhere")
+        code, text = output_of(capsys, word, "nowhere")
         assert code == 2
         assert text.startswith(f"meshlib checkpoint {word}: nowhere ")
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""What lies on the disk: Zarr that others read; what is torn or changed is named; other storage."""
+"""Files on disk: Zarr that others read; torn or changed files are named; other storage."""
 
 import json
 import re

@@ -154,7 +154,7 @@ def test_what_is_no_file_does_not_block(top):
         load(top)
     (top / "zarr.json").unlink()
     os.mkfifo(top / "zarr.json")
-    with pytest.raises(CheckpointError, match="is no checkpoint and has none"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint and contains none"):
         load(top.parent)
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest, which are kept, and what their removal leaves alone."""
+"""The newest checkpoint, the kept ones, and the files that removal leaves alone."""
 
 import os
 

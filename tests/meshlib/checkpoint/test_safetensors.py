@@ -109,7 +109,7 @@ def test_renaming(tmp_path, checkpoint):
 def test_what_is_not_there_or_torn_is_named(tmp_path, checkpoint):
     with pytest.raises(CheckpointError, match="has no arrays below 'modle/'"):
         export_safetensors(checkpoint, tmp_path / "out", prefix="modle/")
-    with pytest.raises(CheckpointError, match="is no safetensors file and has none"):
+    with pytest.raises(CheckpointError, match="is not a safetensors file and contains none"):
         SafetensorsFiles(tmp_path / "nowhere")
     export_safetensors(checkpoint, tmp_path / "out", prefix="model/")
     path = tmp_path / "out" / "model.safetensors"

@@ -288,7 +288,7 @@ def test_trees_that_differ_between_ranks_are_not_saved(tmp_path):
 def test_what_is_no_checkpoint_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(CheckpointError, match=f"{path} is no checkpoint and has none"):
+        with pytest.raises(CheckpointError, match=f"{path} is not a checkpoint and contains none"):
             load(path)
     save(tmp_path, {"x": 1}, step=4)
     with pytest.raises(CheckpointError, match=r"has no checkpoint of step 5; it has 4"):
@@ -351,8 +351,8 @@ def test_a_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, monkeypatch):
             save(tmp_path, [zeros((4,), Sharding(mesh, P("a")))], step=2)
         return str(caught.value)
 
-    told = run_ranks(program, 2)
-    assert told[0].startswith("rank 1: ")
+    errors = run_ranks(program, 2)
+    assert errors[0].startswith("rank 1: ")
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
     assert load(tmp_path)[0].tolist() == [1, 1, 1, 1]
 
@@ -374,7 +374,7 @@ def test_a_folder_that_is_not_the_same_on_all_ranks(tmp_path):
 def test_a_bad_step_or_metric_of_one_rank_is_an_error_on_all(tmp_path):
     def program():
         bad = dist.get_rank() == 1
-        for values, told in [
+        for values, message in [
             ({"step": -1 if bad else 1}, "step is -1"),
             ({"step": 1, "metric": float("nan") if bad else 0.5}, "metric is nan"),
             ({"step": 1 + bad}, "state's step is 1 on rank 0 and 2 on rank 1"),
@@ -383,7 +383,7 @@ def test_a_bad_step_or_metric_of_one_rank_is_an_error_on_all(tmp_path):
                 "state's metric is 0.5 on rank 0 and 1.5 on rank 1",
             ),
         ]:
-            with pytest.raises(ValueError, match=told):
+            with pytest.raises(ValueError, match=message):
                 save(tmp_path, {}, **values)
 
     run_ranks(program, 2)
@@ -397,7 +397,7 @@ def test_a_bad_argument_of_one_rank_is_named_on_all(tmp_path):
         bad = dist.get_rank() == 1
         path = 5 if bad else tmp_path
         of_path = "path is 5; expected a path or a URL"
-        for call, kind, told in [
+        for call, kind, message in [
             (lambda: save(path, {}, step=2), TypeError, of_path),
             (lambda: load(path, {}), TypeError, of_path),
             (lambda: load(tmp_path, {}, step=-1 if bad else 1), ValueError, "step is -1"),
@@ -409,7 +409,7 @@ def test_a_bad_argument_of_one_rank_is_named_on_all(tmp_path):
                 "keep_last is 0",
             ),
         ]:
-            with pytest.raises(kind, match=told):
+            with pytest.raises(kind, match=message):
                 call()
 
     run_ranks(program, 2)
@@ -420,7 +420,7 @@ def test_a_disk_that_fails_at_the_end_leaves_nothing(tmp_path, monkeypatch):
     publish = LocalStorage.publish
 
     def fails(self, folder, owner, data):
-        publish(self, folder, owner, data)  # all is there, but for the last sync
+        publish(self, folder, owner, data)  # all is there, except for the last sync
         if folder.startswith("step-2"):
             raise OSError(5, "Input/output error")
 
@@ -477,5 +477,5 @@ def test_the_save_after_one_that_failed_is_complete(tmp_path, monkeypatch, faili
 
 
 def test_run_ranks_reports_a_load_that_fails(tmp_path):
-    with pytest.raises(RankError, match="is no checkpoint"):
+    with pytest.raises(RankError, match="is not a checkpoint"):
         run_ranks(lambda: load(tmp_path), 2)

@@ -7,7 +7,7 @@ import pytest
 
 import meshlib as dist
 from meshlib.testing import run_ranks
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 
 SHAPES = [(), (3,), (2, 2), (0,), (5, 1)]
 

@@ -115,10 +115,10 @@ def test_a_batch_has_what_it_received():
     def program():
         rank = dist.get_rank()
         sent = dist.P2POp(dist.isend, jnp.full(2, rank + 1.0), 1 - rank)
-        came = dist.P2POp(dist.irecv, jnp.zeros(2), 1 - rank)
-        for work in dist.batch_isend_irecv([came, sent]):
+        received = dist.P2POp(dist.irecv, jnp.zeros(2), 1 - rank)
+        for work in dist.batch_isend_irecv([received, sent]):
             work.wait()
-        return float(sent.tensor[0]), float(came.tensor[0])
+        return float(sent.tensor[0]), float(received.tensor[0])
 
     assert run_ranks(program, 2) == [(1, 2), (2, 1)]
 
@@ -151,7 +151,7 @@ def _warnings_of(program, size=2):
         results = run_ranks(program, size)
         deadline = time.monotonic() + 30
         while not results[0] and not seen and time.monotonic() < deadline:
-            gc.collect()  # the thread of a call may let go of its result a little later
+            gc.collect()  # the thread of a call may release its result a little later
             time.sleep(0.01)
     assert all(w.category is dist.ResultIgnoredWarning for w in seen)
     return seen

@@ -19,7 +19,7 @@ ALONE = {
 
 @pytest.mark.parametrize("name", ALONE)
 def test_who_waits_alone_is_told_at_the_deadline(name):
-    told = threading.Event()
+    raised = threading.Event()
 
     def program():
         if dist.get_rank() == 0:
@@ -27,9 +27,9 @@ def test_who_waits_alone_is_told_at_the_deadline(name):
                 ALONE[name](timeout=-1)
             with pytest.raises(dist.CollectiveTimeoutError, match=r"rank 1"):
                 ALONE[name](timeout="0.1s")
-            told.set()
+            raised.set()
         else:
-            assert told.wait(60)
+            assert raised.wait(60)
 
     run_ranks(program, 2, timeout=120)
 
@@ -41,14 +41,14 @@ def test_what_the_first_call_has_taken_the_second_one_has_not():
         if dist.get_rank() == 1:
             dist.send(np.array([100, 1], np.int64), 0)
             sent.set()
-            assert told.wait(60)
+            assert raised.wait(60)
             return
         assert sent.wait(60)
         with pytest.raises(dist.CollectiveTimeoutError, match=r"deadline of 0(\.\d+)? s"):
             dist.recv_object_list([None], 1, timeout=0.2)
-        told.set()
+        raised.set()
 
-    sent, told = threading.Event(), threading.Event()
+    sent, raised = threading.Event(), threading.Event()
     run_ranks(program, 2, timeout=120)
 
 

@@ -17,7 +17,7 @@ import pytest
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
-from transport._call import Rest
+from transport._calls.call import Rest
 
 COUNT = 1_200_000
 WAIT = 60.0

@@ -72,7 +72,7 @@ def programs(draw):
 
 
 def execute(program: Program):
-    """Run the program as one rank; return the result of each step, None where it has no part."""
+    """Run the program as one rank; return the result of each step, None if it has no part."""
     rank = dist.get_rank()
     groups = [dist.group.WORLD, *(dist.new_group(ranks) for ranks in program.groups[1:])]
     results = [None] * len(program.steps)

@@ -7,7 +7,7 @@ import numpy as np
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
-from transport._header import Kind
+from transport._calls.header import Kind
 from transport._shm import ShmCommunicator
 
 SMALL, LARGE = 1 << 14, 1 << 20  # elements of 8 bytes; of the latter there is no room for all

@@ -114,9 +114,9 @@ def outcome(call: Call, arguments: tuple[Any, ...], timeout: Any) -> tuple[Any, 
     record = current_world().recorder.records()[-1]
     same = [i for i, argument in enumerate(arguments) if argument is returned]
     header = record.header.what._replace(sequence=0)
-    told = (header, record.nbytes, record.peer, record.sync, record.error, record.seconds)
+    fields = (header, record.nbytes, record.peer, record.sync, record.error, record.seconds)
     assert record.issued <= record.started <= record.ended
-    return plain(returned), same, plain(arguments), told, record.site
+    return plain(returned), same, plain(arguments), fields, record.site
 
 
 def plain(value: Any) -> Any:
@@ -193,18 +193,18 @@ def compare(make: Callable[[], tuple[Call, tuple[Any, ...]]], **others: Any) -> 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "barrier"])
 def test_members_of_different_calls_raise_the_same(kind: str) -> None:
     def program() -> list[Any]:
-        rank, said = dist.get_rank(), []
+        rank, texts = dist.get_rank(), []
         for way in ways(2):
             made = dist.new_group([0, 1])
             made.barrier()
             found = attempt(made, *KINDS[kind](rank, 2, ("i4", "f8")[rank]), timeout=way[rank])
             assert "different calls" in found[0]
-            said.append(found)
+            texts.append(found)
             dist.barrier()
-        return said
+        return texts
 
-    for said in run_ranks(program, 2, backend="shm"):
-        assert all(text == said[0] for text in said), said
+    for texts in run_ranks(program, 2, backend="shm"):
+        assert all(text == texts[0] for text in texts), texts
 
 
 class Sub(np.ndarray):
@@ -400,8 +400,8 @@ def exchanged(timeout: Any, count: int, tag: int, late: bool) -> list[Any]:
         else:
             assert group().recv(got, 1 - rank, tag, timeout=timeout) == 1 - rank
     records = current_world().recorder.records()[before:]
-    told = [(r.header._replace(sequence=0), r.nbytes, r.peer, r.error, r.sync) for r in records]
-    return [got.tolist(), told]
+    calls = [(r.header._replace(sequence=0), r.nbytes, r.peer, r.error, r.sync) for r in records]
+    return [got.tolist(), calls]
 
 
 @pytest.mark.parametrize("late", [False, True])

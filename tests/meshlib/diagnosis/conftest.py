@@ -6,17 +6,17 @@ import pytest
 
 from meshlib._calls.failures import reporter
 
-WINDOWS = ("ANSWER", "DOUBTFUL", "NEWS", "REPORT", "ARRIVAL")
+WINDOWS = ("ANSWER", "DOUBTFUL", "REASON", "REPORT", "ARRIVAL")
 
 
 @pytest.fixture
 def impatient() -> None:
-    """For a test in which somebody is silent: what is asked gets as little time as ever."""
+    """Keep the short windows, for a test in which a rank is silent."""
 
 
 @pytest.fixture(autouse=True)
-def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports wait for what they ask for, and for news: in good order all of it comes."""
+def _long_windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have reports wait long for answers and reasons, which all arrive in a healthy job."""
     if "impatient" not in request.fixturenames:
         for name in WINDOWS:
             monkeypatch.setattr(reporter, f"{name}_SECONDS", 30.0)

@@ -364,9 +364,9 @@ def test_a_receive_from_any_ends_when_all_others_have_left(calls, backend, impat
         assert list(x) == [7, 7, 7]
         with pytest.raises(dist.RankFailedError, match=r"all that could send .*ranks 1, 2"):
             dist.recv(x)
-        return "told"
+        return "raised"
 
-    assert run_ranks(program, 3, backend=backend) == ["told", None, None]
+    assert run_ranks(program, 3, backend=backend) == ["raised", None, None]
 
 
 @pytest.mark.parametrize("backend", ["inproc", "shm"])
@@ -432,7 +432,7 @@ def test_waits_on_the_store_that_the_job_was_given_end_when_a_rank_is_lost():
 
 @pytest.mark.parametrize("how", ["silent", "gone"])
 def test_errors_have_their_kind_when_the_store_cannot_be_asked(how, impatient):
-    told = threading.Event()
+    raised = threading.Event()
 
     def program():
         dist.barrier()
@@ -442,16 +442,16 @@ def test_errors_have_their_kind_when_the_store_cannot_be_asked(how, impatient):
             raise dist.DistStoreError("the store is gone")
 
         # Not the wrapper that this world happens to hold: whoever asks has one of its own.
-        world.store.underlying_store._ask = refuse
+        world.store.underlying_store._request = refuse
         if dist.get_rank() == 1:
             if how == "gone":
                 call_queue_of(world.default_group).state.communicator("cpu").close()
-            assert told.wait(WAIT)
+            assert raised.wait(WAIT)
             return
         try:
             dist.group.WORLD.all_reduce(np.ones(2), timeout=0.1 if how == "silent" else WAIT)
         finally:
-            told.set()
+            raised.set()
 
     first, second = failures(program, 2)
     assert second is None

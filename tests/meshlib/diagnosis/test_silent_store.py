@@ -12,8 +12,8 @@ from meshlib._calls.failures.reporter import Reporter
 from meshlib._calls.members import Members
 from meshlib._calls.state import GroupState
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._call import Call
-from transport._deadline import Deadline
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._errors import (
     CollectiveTimeoutError,
     CommunicatorTimeoutError,
@@ -23,9 +23,9 @@ from transport._errors import (
     StoreSilentError,
     StoreTimeoutError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._store import PrefixStore, TCPStore, TCPStoreServer
 from transport._store.commands import Op
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 
@@ -92,7 +92,7 @@ def test_a_call_that_failed_says_what_this_rank_knows(
 
 
 def test_patience(stopped: TCPStore) -> None:
-    hurried = PrefixStore("job", stopped).with_patience(0.05)
+    hurried = PrefixStore("job", stopped).with_grace(0.05)
     for call, granted in (
         (lambda: hurried.set("k", "v"), 0.05),
         (lambda: hurried.get("k", timeout=0.05), 0.1),

@@ -12,8 +12,8 @@ from meshlib._diagnosis.tangles import CallStatus, find_tangle, tangle_message
 from meshlib._recording.call_report import CallReport
 from meshlib._recording.recorder import COLLECTIVE
 from meshlib.testing import run_ranks
-from transport._deadline import Deadline
-from transport._header import NO_ROOT, CallHeader, Kind
+from transport._calls.header import NO_ROOT, CallHeader, Kind
+from transport._waiting.deadline import Deadline
 
 
 def stand(rank, group, sequence, ranks, reached, root=NO_ROOT):
@@ -131,11 +131,11 @@ def test_slow_ranks_are_not_stuck():
 
 
 def test_waiting_for_a_slow_rank_asks_only_for_what_is_new(monkeypatch):
-    asked, posted = [], []
+    queries, posted = [], []
     collect, pack = stalls._collect, CallStatus.pack
 
     def count(store, mine, known):
-        asked.append(1)
+        queries.append(1)
         return collect(store, mine, known)
 
     monkeypatch.setattr(stalls, "_collect", count)
@@ -144,13 +144,13 @@ def test_waiting_for_a_slow_rank_asks_only_for_what_is_new(monkeypatch):
     def program():
         if dist.get_rank() == 0:
             deadline = Deadline.after(30)
-            while len(posted) < 2 or not asked:
+            while len(posted) < 2 or not queries:
                 assert not deadline.expired
                 time.sleep(0.01)
             time.sleep(0.5)
             assert sorted(posted) == [1, 2]
             # Once when one has come to a standstill, and once more if the other did so later.
-            assert 1 <= len(asked) <= 2
+            assert 1 <= len(queries) <= 2
         dist.barrier()
 
     run_ranks(program, 3)

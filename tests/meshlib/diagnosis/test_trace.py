@@ -115,8 +115,8 @@ def test_ranks_in_calls_of_different_groups_are_told_together(tmp_path):
             group.all_reduce(np.ones(3), timeout=seconds)
 
         text = verdict(records(program, 3, tmp_path))
-        told = text.startswith("Ranks waited for each other in different calls: ")
-        return text if told and ranks in text else None
+        is_cycle = text.startswith("Ranks waited for each other in different calls: ")
+        return text if is_cycle and ranks in text else None
 
     ranks = "ranks 0, 1 in call #1 all_reduce dtype=float64 count=3 op=SUM on default at "
     text = with_growing_deadlines(attempt)
@@ -184,12 +184,12 @@ def test_records_are_written_when_a_rank_raises(tmp_path, monkeypatch):
 
     with pytest.raises(RankError):
         run_ranks(program, 2)
-    said = verdict(dump.read(tmp_path))
-    assert said.startswith("Rank 1 raised KeyError: 'x'. Rank 1's last call was call #1 barrier")
+    text = verdict(dump.read(tmp_path))
+    assert text.startswith("Rank 1 raised KeyError: 'x'. Rank 1's last call was call #1 barrier")
     # The others know as much of one that could not write its record.
     (tmp_path / "rank1.json").unlink()
-    said = verdict(dump.read(tmp_path))
-    assert said == "Rank 1 raised KeyError: 'x'. There is no record of rank 1."
+    text = verdict(dump.read(tmp_path))
+    assert text == "Rank 1 raised KeyError: 'x'. There is no record of rank 1."
 
 
 def test_the_command_writes_a_page_and_a_trace(tmp_path, capsys):
@@ -231,11 +231,11 @@ def test_data_cannot_end_the_script_element(tmp_path):
 
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert "no flight records" in told
-    assert "meshrun --log-dir DIR keeps" in told
+    printed = capsys.readouterr().err
+    assert "no flight records" in printed
+    assert "meshrun --log-dir DIR keeps" in printed
     assert main([str(tmp_path / "none")]) == 2
-    assert "none is no folder; meshrun --log-dir DIR keeps" in capsys.readouterr().err
+    assert "none is not a folder; meshrun --log-dir DIR keeps" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
     assert "DIR is missing: meshrun --log-dir DIR keeps" in capsys.readouterr().err

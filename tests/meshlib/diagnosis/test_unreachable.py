@@ -18,12 +18,12 @@ from meshlib._diagnosis.shared_thread import SharedThread
 from meshlib._job.current import current_world
 from meshlib._recording.recorder import COLLECTIVE, Record
 from meshlib.testing import run_ranks
-from transport._call import Call
-from transport._deadline import Deadline
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._errors import DistError, DistStoreError, PeerLostError, StoreSilentError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._store import HashStore, TCPStore, TCPStoreServer
 from transport._tcp.link import TcpLink
+from transport._waiting.deadline import Deadline
 
 LONG = 60.0
 CUT = OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
@@ -63,7 +63,7 @@ class Worker(SharedThread[str]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[DistError | None] = []
+        self.errors: list[DistError | None] = []
         self.may_end, self.store_lost = threading.Event(), threading.Event()
 
     def work(self, store: Any, ending: threading.Event) -> None:
@@ -71,7 +71,7 @@ class Worker(SharedThread[str]):
         raise self.end
 
     def on_store_lost(self, error: DistError | None) -> None:
-        self.told.append(error)
+        self.errors.append(error)
         self.store_lost.set()
 
 
@@ -82,7 +82,7 @@ def test_who_loses_the_store_is_told_by_what() -> None:
         worker.enter("a rank", store)
         worker.may_end.set()
         assert worker.store_lost.wait(LONG)
-        assert worker.told == [worker.end]
+        assert worker.errors == [worker.end]
         worker.leave("a rank")
 
 

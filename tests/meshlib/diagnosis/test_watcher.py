@@ -13,11 +13,11 @@ from transport._store.hash_store import HashStore
 whole = HashStore.tail
 
 
-class Ear:
+class CallingListener:
     """A listener to news."""
 
-    def __init__(self, hear):
-        self.hear = hear
+    def __init__(self, on_event):
+        self.on_event = on_event
 
     def on_store_lost(self, error):
         """Take it."""
@@ -33,11 +33,11 @@ def test_the_news_of_how_a_rank_ended_is_waited_for_past_other_news(monkeypatch)
     monkeypatch.setenv(environment.AGENT_STORE, "127.0.0.1:1")
     monkeypatch.setattr(watcher, "FROM_LAUNCHER_SECONDS", 60.0)
     monkeypatch.setattr(HashStore, "tail", by_line)
-    store, heard, done = HashStore(), [], threading.Event()
+    store, received, done = HashStore(), [], threading.Event()
 
-    def hear(event):
-        heard.append((event.rank, event.how))
-        if len(heard) == 3:
+    def on_event(event):
+        received.append((event.rank, event.how))
+        if len(received) == 3:
             done.set()
 
     for event in (
@@ -46,20 +46,20 @@ def test_the_news_of_how_a_rank_ended_is_waited_for_past_other_news(monkeypatch)
         RankLost(1, "was killed by SIGKILL"),
     ):
         store.append(EVENTS, event.line())
-    following = Watcher(store, 0, Ear(hear))
+    following = Watcher(store, 0, CallingListener(on_event))
     assert done.wait(60)
     following.close()
-    assert heard == [(2, "was killed by SIGSEGV"), (1, "was killed by SIGKILL"), (1, LOST)]
+    assert received == [(2, "was killed by SIGSEGV"), (1, "was killed by SIGKILL"), (1, LOST)]
 
 
 def test_where_no_launcher_of_ours_will_say_more_a_lost_rank_is_told_at_once(monkeypatch):
     monkeypatch.delenv(environment.AGENT_STORE, raising=False)
     monkeypatch.setattr(watcher, "FROM_LAUNCHER_SECONDS", 600.0)
-    monkeypatch.setattr(watcher, "BETTER_NEWS_SECONDS", 600.0)
-    store, heard = HashStore(), threading.Event()
-    following = Watcher(store, 0, Ear(lambda _: heard.set()))
+    monkeypatch.setattr(watcher, "EXPLANATION_SECONDS", 600.0)
+    store, received = HashStore(), threading.Event()
+    following = Watcher(store, 0, CallingListener(lambda _: received.set()))
     store.append(EVENTS, RankLost(1, LOST, vague=True).line())
-    assert heard.wait(60)
+    assert received.wait(60)
     following.close()
 
 

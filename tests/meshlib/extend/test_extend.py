@@ -49,7 +49,7 @@ def test_the_members_left_agree_on_the_next_epoch():
         job = extend.Job()
         if job.rank == 1:
             return None
-        change = job.agree_on_epoch(said=job.rank, excluded=[1], timeout=20)
+        change = job.agree_on_epoch(proposal=job.rank, excluded=[1], timeout=20)
         job.enter(change)
         x = np.ones(1)
         dist.all_reduce(x)
@@ -130,14 +130,14 @@ def test_a_derived_group_fails_alone_and_listeners_hear_of_it():
         group.barrier()
         if group.rank():
             return group.barrier()
-        heard = []
-        extend.on_failure(own, heard.append)
+        errors = []
+        extend.on_failure(own, errors.append)
         assert extend.is_idle(own)
         assert extend.failure_of(own) is None
         error = dist.DistBackendError("broken by the test")
         extend.fail(own, error)
-        extend.on_failure(own, heard.append)
-        assert [str(one) for one in heard] == ["broken by the test"] * 2
+        extend.on_failure(own, errors.append)
+        assert [str(one) for one in errors] == ["broken by the test"] * 2
         assert str(extend.failure_of(own)) == "broken by the test"
         assert not extend.is_usable(own)
         assert extend.is_usable(group)

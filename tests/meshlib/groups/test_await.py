@@ -146,10 +146,10 @@ def test_each_loop_that_awaits_a_future_is_told():
 def test_a_callback_that_awaits_what_comes_after_it_is_refused():
     def program():
         first = dist.all_reduce(np.ones(1), async_op=True).get_future()
-        told = Future()
-        second = first.then(lambda done: told.wait(WAIT) and run(_value(third)))
+        resumed = Future()
+        second = first.then(lambda done: resumed.wait(WAIT) and run(_value(third)))
         third = second.then(lambda done: done.value())
-        told.set_result(True)
+        resumed.set_result(True)
         with pytest.raises(RuntimeError, match=r"a callback waits for .* with then\(\)"):
             second.wait(WAIT)
 

@@ -5,7 +5,7 @@ import threading
 from meshlib._calls import call_streams
 from meshlib._calls.call_stream import CallStream
 from meshlib._calls.call_streams import CallStreams
-from transport._header import Kind
+from transport._calls.header import Kind
 
 WAIT = 60.0
 

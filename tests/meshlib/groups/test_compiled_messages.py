@@ -15,7 +15,7 @@ from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world
 from meshlib._native import calls as native
 from meshlib.testing import run_ranks
-from transport._header import Kind
+from transport._calls.header import Kind
 
 NEEDS_CORE = pytest.mark.skipif(native is None, reason="there is no compiled core here")
 
@@ -96,11 +96,11 @@ def test_a_tag_that_never_comes_again_leaves_nothing_behind(backend):
 
 @NEEDS_CORE
 def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
-    asked = []
+    kinds = []
     original = CallStreams.of_peer
 
     def of_peer(self, kind, peer, tag, /):
-        asked.append(kind)
+        kinds.append(kind)
         return original(self, kind, peer, tag)
 
     monkeypatch.setattr(CallStreams, "of_peer", of_peer)
@@ -112,8 +112,8 @@ def test_the_compiled_door_knows_the_lane_of_sends_under_any_tag(monkeypatch):
 
     run_ranks(rank, 2, backend="tcp")
     # Receives are as many streams as tags, and push that of the sends out now and then.
-    assert asked.count(Kind.RECV) >= 2 * 2 * 39
-    assert 2 <= asked.count(Kind.SEND) <= 20
+    assert kinds.count(Kind.RECV) >= 2 * 2 * 39
+    assert 2 <= kinds.count(Kind.SEND) <= 20
 
 
 @NEEDS_CORE

@@ -1,4 +1,4 @@
-"""What follows on a call may make calls of the same group and wait for them."""
+"""A continuation of a call may make calls of the same group and wait for them."""
 
 import threading
 

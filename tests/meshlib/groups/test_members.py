@@ -1,4 +1,4 @@
-"""Who is in a group: the same, whether places are known by arithmetic or from a table."""
+"""The members of a group are the same by arithmetic and from a table."""
 
 import pytest
 
@@ -30,5 +30,5 @@ def test_places(ranks):
             assert members.group_rank(rank) == place
     assert members.rank() == len(ranks) - 1
     assert Members("group", ranks, 8, {"cpu": "inproc"}, 1.0, "").rank() == -1
-    for asked in ([], [1], [0, 1, 8], range(9), frozenset(ranks), [-1]):
-        assert members.places_of(asked) == {ranks.index(rank) for rank in asked if rank in ranks}
+    for wanted in ([], [1], [0, 1, 8], range(9), frozenset(ranks), [-1]):
+        assert members.places_of(wanted) == {ranks.index(rank) for rank in wanted if rank in ranks}

@@ -15,8 +15,8 @@ import pytest
 import meshlib as dist
 from meshlib._calls.call_queue import CallQueue
 from meshlib._collectives.group_of_ranks import call_queue_of
-from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
+from meshlib._job.starting import gpu as cuda_devices
 from meshlib._mesh import init as init_mesh
 from meshlib.testing import run_ranks
 from tests.support.gpu import fake_gpu
@@ -69,12 +69,12 @@ def mismatch_of(run: Callable[..., Any], call: Callable[[HostDriver], Any]) -> l
 
     def body(driver: HostDriver) -> str:
         dist.all_reduce(array(driver, np.ones(4, np.float32)))
-        with pytest.raises(dist.CollectiveMismatchError) as told:
+        with pytest.raises(dist.CollectiveMismatchError) as caught:
             call(driver).wait(60.0)  # issuing it may go well: who waits for its end is told
         with pytest.raises(dist.CollectiveMismatchError):
             dist.all_reduce(array(driver, np.ones(4, np.float32)))
         together.wait()
-        return str(told.value)
+        return str(caught.value)
 
     return run(body)
 
@@ -84,11 +84,11 @@ def test_members_that_disagree_all_get_the_table(run: Callable[..., Any]) -> Non
         count = 4 if dist.get_rank() != 1 else 7
         return dist.all_reduce(array(driver, np.ones(count, np.float32)), async_op=True)
 
-    for told in mismatch_of(run, call):
-        assert "made different calls (#2 of this group)" in told
-        assert "count=7" in told
-        assert told.count("count=4") >= 2
-        assert "test_nccl_groups.py" in told
+    for message in mismatch_of(run, call):
+        assert "made different calls (#2 of this group)" in message
+        assert "count=7" in message
+        assert message.count("count=4") >= 2
+        assert "test_nccl_groups.py" in message
 
 
 def test_members_in_different_collectives_are_told(run: Callable[..., Any]) -> None:
@@ -98,9 +98,9 @@ def test_members_in_different_collectives_are_told(run: Callable[..., Any]) -> N
             return dist.broadcast(x, 0, async_op=True)
         return dist.all_reduce(x, async_op=True)
 
-    for told in mismatch_of(run, call):
-        assert "all_reduce" in told
-        assert "broadcast" in told
+    for message in mismatch_of(run, call):
+        assert "all_reduce" in message
+        assert "broadcast" in message
 
 
 def test_a_call_by_way_of_the_host_meets_one_of_nccls(run: Callable[..., Any]) -> None:
@@ -109,9 +109,9 @@ def test_a_call_by_way_of_the_host_meets_one_of_nccls(run: Callable[..., Any]) -
         op = dist.ReduceOp.BXOR if dist.get_rank() == 0 else dist.ReduceOp.SUM
         return dist.all_reduce(x, op, async_op=True)
 
-    for told in mismatch_of(run, call):
-        assert "op=BXOR" in told
-        assert "op=SUM" in told
+    for message in mismatch_of(run, call):
+        assert "op=BXOR" in message
+        assert "op=SUM" in message
 
 
 def test_sizes_that_do_not_fit_together_are_told(run: Callable[..., Any]) -> None:
@@ -123,8 +123,8 @@ def test_sizes_that_do_not_fit_together_are_told(run: Callable[..., Any]) -> Non
         outs = [fake_gpu.empty(driver, (2,), np.float32, dist.get_rank()) for _ in range(N)]
         return dist.all_to_all(outs, ins, async_op=True)
 
-    for told in mismatch_of(run, call):
-        assert "rank 0 has 12 bytes for rank 1, which expects 8" in told
+    for message in mismatch_of(run, call):
+        assert "rank 0 has 12 bytes for rank 1, which expects 8" in message
 
 
 def test_many_calls_ahead_are_compared_in_the_end(run: Callable[..., Any]) -> None:

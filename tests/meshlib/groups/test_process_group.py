@@ -109,8 +109,8 @@ def test_every_collective_once():
 def test_objects():
     def program():
         rank, size = dist.get_rank(), dist.get_world_size()
-        said = [{"a": np.arange(3)}, "x"] if rank == 1 else [None, None]
-        dist.broadcast_object_list(said, src=1)
+        objects = [{"a": np.arange(3)}, "x"] if rank == 1 else [None, None]
+        dist.broadcast_object_list(objects, src=1)
         everything = [None] * size
         dist.all_gather_object(everything, ("rank", rank, "é" * rank))
         gathered = [None] * size if rank == 2 else None
@@ -122,7 +122,7 @@ def test_objects():
             dist.send_object_list([b"hello"], dst=1)
         elif rank == 1:
             assert dist.recv_object_list(box) == 0
-        return said[0]["a"].tolist(), said[1], everything, gathered, mine[0], box[0]
+        return objects[0]["a"].tolist(), objects[1], everything, gathered, mine[0], box[0]
 
     results = run_ranks(program, 3)
     everything = [("rank", r, "é" * r) for r in range(3)]

@@ -42,7 +42,7 @@ class Communicator:
 
 
 class Status:
-    """What ``recv`` says of a message."""
+    """The status of a message from ``recv``."""
 
     source = -1
 

@@ -20,8 +20,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 
 from meshlib import jit as mj  # noqa: E402
-from meshlib.jit import _direct as direct  # noqa: E402
-from meshlib.jit import _host_calls as host_calls  # noqa: E402
+from meshlib.jit._xla import direct, host_calls  # noqa: E402
 
 needs_handler = pytest.mark.skipif(
     direct.handler is None, reason="the core was built without XLA's header"
@@ -110,7 +109,7 @@ def test_the_results_of_compiled_code_are_those_of_python(size: int) -> None:
 
 
 def groups() -> list[Any]:
-    """What the groups of this rank's programs have inside jax.jit."""
+    """The state inside jax.jit of the groups of this rank's programs."""
     states = [call_queue_of(group).state.in_jit for group in current_world().groups()]
     return [state for state in states if state is not None and state.calls is not None]
 

@@ -19,8 +19,9 @@ import meshlib.jit as mj
 from meshlib.jit import _kinds as kinds
 from meshlib.jit import _messages as messages
 from meshlib.jit import _permuting as permuting
-from meshlib.jit._device_buffers import on_program_stream
-from meshlib.jit._program import Callback, Program
+from meshlib.jit._xla import device_buffers
+from meshlib.jit._xla.device_buffers import on_program_stream
+from meshlib.jit._xla.program import Callback, Program
 from meshlib.testing import run_ranks
 from parallel.jax import DistributedDataParallel
 from tests.support.gpu import fake_gpu
@@ -55,14 +56,14 @@ def test_gradients_of_parameters_on_the_cpu_are_refused_in_a_program_for_a_gpu()
         params = {"w": jnp.ones(3)}
         ddp = DistributedDataParallel(params)
         step = ddp.value_and_grad(lambda p: (p["w"] ** 2).sum())
-        with pytest.raises(NotImplementedError, match="it runs where the parameters were"):
+        with pytest.raises(NotImplementedError, match="it runs on the device of the parameters"):
             lowered_for_cuda(step, params)
 
     run_ranks(body, 2)
 
 
 class Buffer:
-    """What XLA passes: memory that somebody else has, with no stream."""
+    """A buffer as XLA passes it: foreign memory, without a stream."""
 
     def __init__(self, array: fake_gpu.FakeArray, named: bool = True) -> None:
         self.array = array
@@ -111,7 +112,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             "transport._nccl.communicator.load_nccl", lambda: FakeNccl(HostDriver(machine))
         )
         monkeypatch.setattr(HostDriver, "device_id", lambda _, device: f"host:{device}")
-        monkeypatch.setattr("meshlib.jit._device_buffers.cuda_driver", lambda: HostDriver(machine))
+        monkeypatch.setattr(device_buffers, "cuda_driver", lambda: HostDriver(machine))
         return run_ranks(lambda: body(HostDriver(machine)), n, backend=backend)
 
     return run
@@ -250,7 +251,7 @@ def test_an_address_without_a_name_for_the_dtype_comes_by_dlpack(
     run: Callable[..., Any],
 ) -> None:
     """As XLA's bfloat16 buffers, for which NumPy's type strings have no name."""
-    from meshlib.jit._device_buffers import _address
+    from meshlib.jit._xla.device_buffers import _address
 
     class Nameless:
         def __init__(self) -> None:

@@ -12,7 +12,7 @@ import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib._job.current import current_world, derived_group
 from meshlib.testing import run_ranks
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')")
 
@@ -53,11 +53,11 @@ def waiting_for(event):
 
 def test_a_message_passes_while_its_sender_computes():
     """Rank 0 computes from before rank 1 begins until after rank 1 has what rank 0 sent."""
-    computing, came = threading.Event(), threading.Event()
+    computing, received = threading.Event(), threading.Event()
 
     def work():
         computing.set()
-        waiting_for(came)
+        waiting_for(received)
 
     def rank():
         x = jnp.array([10.0 + dist.get_rank()])
@@ -67,7 +67,7 @@ def test_a_message_passes_while_its_sender_computes():
             waiting_for(computing)
             got, _ = jax.jit(lambda x: in_halves(x, [(0, 1), (1, 0)]))(x)
             got.block_until_ready()
-            came.set()
+            received.set()
         return float(got[0])
 
     assert run_ranks(rank, 2, timeout=2 * SECONDS) == [11, 10]

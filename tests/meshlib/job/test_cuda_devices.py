@@ -1,4 +1,4 @@
-"""Which GPU a rank gets, and what is said when there are not enough."""
+"""The GPU of each rank, and the warning if there are not enough."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import meshlib as dist
 from meshlib._groups.backend import parse_backend
-from meshlib._job import gpu as cuda_devices
 from meshlib._job.current import current_world
+from meshlib._job.starting import gpu as cuda_devices
 from meshlib.testing import RankError, run_ranks
 from tests.support.gpu.host_driver import HostDriver, HostMachine
 

@@ -11,8 +11,8 @@ import pytest
 import meshlib as dist
 from tests.support.transport.interrupts import SOON, at_random, in_thread
 from transport._errors import DistStoreError
-from transport._interrupts import InterruptHandler
 from transport._store.hash_store import HashStore
+from transport._waiting.interrupts import InterruptHandler
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What ranks that leave in good order tell each other: whether their last calls were the same."""
+"""Ranks that leave in good order compare their last calls."""
 
 import re
 import threading
@@ -16,8 +16,8 @@ from meshlib._job.leaving import find_mismatch
 from meshlib._job.world import World
 from meshlib._recording.recorder import COLLECTIVE, FlightRecorder
 from meshlib.testing import RankError, run_ranks
+from transport._calls.header import Kind
 from transport._communicators.runtime import Runtime
-from transport._header import Kind
 from transport._store.hash_store import HashStore
 
 WAIT = 60.0
@@ -68,14 +68,14 @@ def test_a_mismatch_in_the_last_call_is_raised_by_all_that_can_be_told(backend, 
         group.broadcast(np.full(4, float(rank)), 0 if rank == 0 else 1)
 
     raised = leave_after(program, 3, backend, order)
-    told = [error for error in raised if error is not None]
+    errors = [error for error in raised if error is not None]
     # Rank 0 differs from the others: who comes after it, or it itself after another, can know.
     alone = {(0, 1, 2): 2, (2, 1, 0): 1, None: 1}[order]
-    assert len(told) >= alone
+    assert len(errors) >= alone
     assert order is None or raised[order[-1]] is not None
-    for error in told:
+    for error in errors:
         assert isinstance(error, dist.CollectiveMismatchError)
-        assert str(error) == str(told[0])
+        assert str(error) == str(errors[0])
         for rank, root in enumerate((0, 1, 1)):
             row = (
                 rf"{rank} +call #2 broadcast dtype=float64 count=4 root={root} .*test_leaving\.py:"
@@ -126,7 +126,7 @@ def test_ranks_with_the_same_calls_leave_in_any_order(order):
     def program(rank, group):
         for _ in range(3):
             group.all_reduce(np.ones(2))
-        # What is no collective, or no call of all, differs as it likes.
+        # What is not a collective, or no call of all, differs as it likes.
         if rank:
             group.send(np.ones(1), 0)
         else:
@@ -163,34 +163,34 @@ def test_a_mismatch_that_was_raised_already_is_not_raised_again():
 
 def test_leaving_costs_one_message_more_than_its_news():
     """The chains go with the news; the last calls, for a table that is seldom needed, are it."""
-    asked = []
+    requests = []
 
-    class Told(HashStore):
+    class RequestLog(HashStore):
         def __init__(self, shared):
             super().__init__(_shared=shared)
 
         def clone(self):
             return HashStore(_shared=self._shared)
 
-        def _ask(self, op, fields):
-            asked.append(op.name)
-            return super()._ask(op, fields)
+        def _request(self, op, fields):
+            requests.append(op.name)
+            return super()._request(op, fields)
 
         def _await(self, op, fields, timeout):
-            asked.append(op.name)
+            requests.append(op.name)
             return super()._await(op, fields, timeout)
 
     shared = HashStore()._shared
 
     def run(rank, done):
-        store = Told(shared) if rank == 0 else HashStore(_shared=shared)
+        store = RequestLog(shared) if rank == 0 else HashStore(_shared=shared)
         world = World(
             store, rank, 2, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=WAIT
         ).join()
         world.default_group.barrier()
         done.wait(WAIT)
         if rank == 0:
-            asked.clear()
+            requests.clear()
             world.close()
         done.wait(WAIT)
         if rank:
@@ -202,4 +202,4 @@ def test_leaving_costs_one_message_more_than_its_news():
         thread.start()
     for thread in threads:
         thread.join(WAIT)
-    assert asked == ["SET", "APPEND", "ADD"]
+    assert requests == ["SET", "APPEND", "ADD"]

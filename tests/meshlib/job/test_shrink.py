@@ -21,7 +21,7 @@ BACKENDS = ["inproc", "shm", "tcp"]
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
+def long_probes(monkeypatch):
     """A thread that the scheduler stops for a while is not to be taken for a silent rank."""
     monkeypatch.setattr(agreement, "LIFE_SECONDS", WAIT)
     monkeypatch.setattr(agreement, "LEASE_SECONDS", WAIT)
@@ -38,7 +38,7 @@ def begin():
     found = total()
     world.store.add("begun", 1)
     while int(world.store.add("begun", 0)) < world.size:
-        world.membership.wait_for_news(lambda: False, 0.001)
+        world.membership.wait_for_change(lambda: False, 0.001)
     return found
 
 
@@ -105,7 +105,7 @@ def test_two_failures_at_once_and_one_after_the_other():
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 def test_a_failure_while_agreeing(victim):
-    """Whoever has spoken and is lost then, the chair too, is not waited for by the others."""
+    """The others do not wait for a member that is lost after it has spoken, even the chair."""
     spoken = threading.Event()
 
     class SpokenError(Exception):
@@ -140,15 +140,15 @@ def test_a_failure_while_agreeing(victim):
 
 
 def test_a_survivor_that_is_slow_is_waited_for(monkeypatch):
-    monkeypatch.setattr(agreement, "PATIENCE_SECONDS", 0.01)
-    asked = threading.Event()
-    ask = agreement.Agreement._ask_for_life
+    monkeypatch.setattr(agreement, "PROBE_AFTER_SECONDS", 0.01)
+    probed = threading.Event()
+    probe = agreement.Agreement._probe
 
-    def ask_and_tell(self, ranks):
-        ask(self, ranks)
-        asked.set()
+    def probe_and_signal(self, ranks):
+        probe(self, ranks)
+        probed.set()
 
-    monkeypatch.setattr(agreement.Agreement, "_ask_for_life", ask_and_tell)
+    monkeypatch.setattr(agreement.Agreement, "_probe", probe_and_signal)
 
     def rank():
         me = dist.get_rank()
@@ -156,7 +156,7 @@ def test_a_survivor_that_is_slow_is_waited_for(monkeypatch):
         if me == 1:
             return vanish()
         if me == 3:  # computes; the others want a sign of life, which it gives
-            assert asked.wait(WAIT)
+            assert probed.wait(WAIT)
         fail_on()
         return dist.shrink_group([]).ranks, total()
 
@@ -186,7 +186,7 @@ def test_who_does_not_come_in_time_is_left_out_and_finds_out():
 
 
 def test_a_silent_rank_is_left_out(monkeypatch):
-    monkeypatch.setattr(agreement, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(agreement, "PROBE_AFTER_SECONDS", 0.01)
     monkeypatch.setattr(agreement, "LIFE_SECONDS", 0.2)
     over = threading.Barrier(3)
 

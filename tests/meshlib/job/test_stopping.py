@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshlib as dist
-from meshlib._events.events import CanStop, StopAsked
+from meshlib._events.events import CanStop, StopRequest
 from meshlib._job.current import current_world
 from meshlib._job.stopping import StopAgreement
 from meshlib.testing import RankError, run_ranks
@@ -20,13 +20,13 @@ from meshlib.testing import RankError, run_ranks
 WAIT = 60.0
 
 
-@pytest.mark.parametrize("asking", [0, 2])
-def test_all_ranks_stop_at_the_same_step(asking):
+@pytest.mark.parametrize("requester", [0, 2])
+def test_all_ranks_stop_at_the_same_step(requester):
     def program():
         me = dist.get_rank()
         for step in range(1000):
             dist.all_reduce(np.ones(1))
-            if (me, step) == (asking, 5):
+            if (me, step) == (requester, 5):
                 dist.request_stop("the test's")
             if dist.should_stop(step):
                 assert dist.should_stop(step + 1)
@@ -60,18 +60,18 @@ def test_a_rank_that_waits_in_a_call_answers_meanwhile():
 
 def test_ranks_without_common_calls_stop_at_the_latest_step():
     """Rank 0 is at step 7 when rank 1, at step 2, asks."""
-    far, asked = threading.Event(), threading.Event()
+    far, requested = threading.Event(), threading.Event()
 
     def program():
         me = dist.get_rank()
         for step in itertools.count():
             if (me, step) == (0, 8):
                 far.set()
-                assert asked.wait(WAIT)
+                assert requested.wait(WAIT)
             if (me, step) == (1, 2):
                 assert far.wait(WAIT)
                 dist.request_stop()
-                asked.set()
+                requested.set()
             if dist.should_stop(step):
                 break
         return step
@@ -86,7 +86,7 @@ def test_a_rank_that_has_left_is_not_waited_for():
         if dist.get_rank() == 1:
             dist.should_stop(50)
             return None
-        assert current_world().membership.wait_for_news(
+        assert current_world().membership.wait_for_change(
             lambda: 1 in current_world().membership.left, WAIT
         )
         dist.request_stop()
@@ -100,28 +100,28 @@ def agreement(monkeypatch, timeout=WAIT):
     from meshlib._job import stopping
     from meshlib._job.membership import JobMembership
 
-    told = []
-    monkeypatch.setattr(stopping, "publish", lambda _, event: told.append(event))
-    return StopAgreement(None, JobMembership(0, 2), timeout), told
+    published = []
+    monkeypatch.setattr(stopping, "publish", lambda _, event: published.append(event))
+    return StopAgreement(None, JobMembership(0, 2), timeout), published
 
 
 def test_a_silent_rank_is_named(monkeypatch):
-    mine, told = agreement(monkeypatch, 0.01)
-    mine.ask("SIGTERM")
+    mine, published = agreement(monkeypatch, 0.01)
+    mine.request("SIGTERM")
     with pytest.raises(dist.DistBackendError, match=r"should_stop\(4\).*ranks \[0, 1\]"):
         mine.should_stop(4)
-    mine.hear(told[0])
-    mine.hear(CanStop(0, told[1].step))
+    mine.on_event(published[0])
+    mine.on_event(CanStop(0, published[1].step))
     with pytest.raises(dist.DistBackendError, match=r"ranks \[1\]"):
         mine.should_stop(5)
-    mine.hear(CanStop(1, 6))
+    mine.on_event(CanStop(1, 6))
     assert [mine.should_stop(step) for step in (5, 6, 7)] == [False, True, True]
-    assert told == [StopAsked(0, "SIGTERM"), CanStop(0, 4)]  # each once
+    assert published == [StopRequest(0, "SIGTERM"), CanStop(0, 4)]  # each once
 
 
 def test_a_lost_store_ends_the_wait(monkeypatch):
     mine, _ = agreement(monkeypatch)
-    mine.ask("SIGTERM")
+    mine.request("SIGTERM")
     mine.on_store_lost(dist.DistStoreError("its server is gone"))
     with pytest.raises(dist.DistStoreError, match="its server is gone"):
         mine.should_stop(4)

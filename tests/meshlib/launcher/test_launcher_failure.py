@@ -1,4 +1,4 @@
-"""Which rank failed first, and what is said about it."""
+"""The rank that failed first, and the report about it."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def test_the_first_failure(exits, first):
 
 
 def test_run_ranks_names_the_rank_with_the_wrong_argument():
-    told = threading.Event()
+    reported = threading.Event()
 
     def program():
         try:
             dist.all_reduce("no array" if dist.get_rank() == 1 else np.ones(1))
         except dist.CollectiveMismatchError:
-            told.set()
+            reported.set()
             raise
         except TypeError:
-            assert told.wait(60)
+            assert reported.wait(60)
             raise
 
     with pytest.raises(RankError) as caught:
@@ -206,8 +206,8 @@ def test_a_program_that_is_not_python_may_tell_the_wall_clock():
     assert ErrorRecord.from_dict({"message": "m"}).time == 0.0
 
 
-@pytest.mark.parametrize(("struck", "said"), [(1, True), (0, False)])
-def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, struck, said):
+@pytest.mark.parametrize(("struck", "shown"), [(1, True), (0, False)])
+def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, struck, shown):
     kills = iter([3, 3 + struck])
     monkeypatch.setattr(workers, "oom_kills", lambda: next(kills))
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -216,6 +216,6 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(monkeypatch, struck, s
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert worker.collect()
     exit_ = worker.result()
-    assert ("out-of-memory" in Report([exit_]).text()) == said
-    assert ("out-of-memory" in exit_.loss.how) == said
+    assert ("out-of-memory" in Report([exit_]).text()) == shown
+    assert ("out-of-memory" in exit_.loss.how) == shown
     assert "was killed by SIGKILL" in Report([exit_]).text()

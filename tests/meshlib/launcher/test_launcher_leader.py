@@ -161,11 +161,11 @@ def test_a_failure_stops_all_once_and_ends_the_job():
 
 
 def test_what_an_echo_is_of_may_be_heard_later():
-    news = {
+    records = {
         "was told to end": Interrupted("b", 0),
         "was lost": AgentLeft("b", lost="was lost"),
     }
-    for words, record in news.items():
+    for words, record in records.items():
         boss, _ = running()
         echo = RankFailed("a", 0, 0, "ended with RankFailedError", echo=True)
         assert len(boss.receive(echo, 1.0)) == 1
@@ -256,8 +256,8 @@ def test_a_newcomer_does_not_make_a_finished_job_run_again():
 
 def test_the_other_nodes_have_as_long_to_save_as_the_one_that_was_told():
     boss, _ = running()
-    told = boss.receive(Interrupted("b", 0, saves=True), 1.0)
-    assert told == [StopAll(0, "node 1 (host-b) was told to end", saves=True)]
+    answers = boss.receive(Interrupted("b", 0, saves=True), 1.0)
+    assert answers == [StopAll(0, "node 1 (host-b) was told to end", saves=True)]
 
 
 def test_an_interrupted_node_ends_the_job_without_another_try():

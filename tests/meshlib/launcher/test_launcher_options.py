@@ -1,4 +1,4 @@
-"""What the command line of ``meshrun`` means."""
+"""The meaning of the command line of ``meshrun``."""
 
 from __future__ import annotations
 
@@ -284,19 +284,19 @@ def test_where_standard_output_goes(options, local_rank, ranks, terminal, route)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--nproc-per-nod", "2", "train.py"], "did you mean '--nproc-per-node'?"),
         (["--max_restart=3"], "did you mean '--max-restarts'?"),
         (["--mesh", "nofile.toml", "train.py"], "--mesh nofile.toml: No such file or directory"),
     ],
 )
-def test_a_mistake_is_one_line_that_helps(script, capsys, arguments, said):
+def test_a_mistake_is_one_line_that_helps(script, capsys, arguments, message):
     with pytest.raises(SystemExit, match="2"):
         parse(arguments)
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert said in err
+    assert message in err
     assert "Errno" not in err
 
 

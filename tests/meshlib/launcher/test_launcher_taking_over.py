@@ -7,7 +7,7 @@ import random
 import pytest
 
 from meshlib._launcher.nodes.continuing import ContinuingLeader
-from meshlib._launcher.nodes.etcd_log import Terms
+from meshlib._launcher.nodes.etcd_log import LeaderTerms
 from meshlib._launcher.nodes.leader import Leader
 from meshlib._launcher.nodes.records import (
     AgentLeft,
@@ -124,7 +124,7 @@ def test_the_state_is_that_of_a_leader_that_has_lived_on(on_failure, seed):
 
 
 def test_what_a_former_leader_decides_is_void():
-    terms = Terms()
+    terms = LeaderTerms()
     log = [
         *(Leads("a", 1), JoinAccepted("b", 0, 0, 1, 0, 1)),
         Leads("c", 2),

@@ -1,4 +1,4 @@
-"""What a node says while it waits, and of nodes that it has refused."""
+"""Notes of a node that waits for its place, and of nodes that it has refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from meshlib._launcher.nodes import agents_log
-from meshlib._launcher.nodes.agents_log import SharedLog, Waiting
+from meshlib._launcher.nodes import agents_log, following
+from meshlib._launcher.nodes.agents_log import JoinNotes, SharedLog
 from meshlib._launcher.nodes.records import (
     AgentLeft,
     CutOff,
@@ -30,68 +30,68 @@ def hello(agent):
 
 
 @pytest.fixture
-def waiting():
-    made = Waiting(NodeOptions(2, 2, host="node0", port=29500), "a")
+def notes():
+    made = JoinNotes(NodeOptions(2, 2, host="node0", port=29500), "a")
     made.begin(100.0)
     return made
 
 
-def said(capsys):
+def printed(capsys):
     return capsys.readouterr().err.splitlines()
 
 
-def test_nodes_that_start_together_say_nothing(waiting, capsys):
-    waiting.hear(hello("a"), leads=True)
-    waiting.tick(104.0)
-    waiting.hear(JoinAccepted("a", 0, 0, 1, 0, 1), leads=True)
-    waiting.tick(200.0)
-    assert said(capsys) == []
+def test_nodes_that_start_together_say_nothing(notes, capsys):
+    notes.on_record(hello("a"), leads=True)
+    notes.tick(104.0)
+    notes.on_record(JoinAccepted("a", 0, 0, 1, 0, 1), leads=True)
+    notes.tick(200.0)
+    assert printed(capsys) == []
 
 
-def test_a_node_that_is_held_waits_on_when_another_gets_a_place(waiting, capsys):
-    waiting.hear(hello("a"), leads=False)
-    waiting.hear(hello("b"), leads=False)
-    waiting.hear(JoinAccepted("b", 0, 2, 2, 2, 2), leads=False)
-    waiting.tick(110.0)
-    assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
-    waiting.hear(JoinAccepted("a", 0, 3, 2, 3, 2), leads=False)
-    waiting.tick(200.0)
-    assert said(capsys) == []
+def test_a_node_that_is_held_waits_on_when_another_gets_a_place(notes, capsys):
+    notes.on_record(hello("a"), leads=False)
+    notes.on_record(hello("b"), leads=False)
+    notes.on_record(JoinAccepted("b", 0, 2, 2, 2, 2), leads=False)
+    notes.tick(110.0)
+    assert printed(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
+    notes.on_record(JoinAccepted("a", 0, 3, 2, 3, 2), leads=False)
+    notes.tick(200.0)
+    assert printed(capsys) == []
 
 
-def test_how_many_have_come_and_how_long_it_takes(waiting, capsys):
-    waiting.hear(hello("a"), leads=True)
-    waiting.tick(110.0)
-    waiting.tick(111.0)
-    assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
-    waiting.tick(140.0)
-    assert said(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 560 s left"]
+def test_how_many_have_come_and_how_long_it_takes(notes, capsys):
+    notes.on_record(hello("a"), leads=True)
+    notes.tick(110.0)
+    notes.tick(111.0)
+    assert printed(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 590 s left"]
+    notes.tick(140.0)
+    assert printed(capsys) == ["meshrun: 1 of 2 nodes, waiting at node0:29500, 560 s left"]
 
 
 def test_between_two_numbers_of_nodes(capsys):
-    waiting = Waiting(NodeOptions(3, 8, host="node0", port=1, join_timeout=60.0), "a")
-    waiting.begin(0.0)
+    notes = JoinNotes(NodeOptions(3, 8, host="node0", port=1, join_timeout=60.0), "a")
+    notes.begin(0.0)
     for agent in "abc":
-        waiting.hear(hello(agent), leads=False)
-    waiting.hear(AgentLeft("c"), leads=False)
-    waiting.tick(10.0)
-    assert said(capsys) == ["meshrun: 2 of 3 to 8 nodes, waiting at node0:1, 50 s left"]
+        notes.on_record(hello(agent), leads=False)
+    notes.on_record(AgentLeft("c"), leads=False)
+    notes.tick(10.0)
+    assert printed(capsys) == ["meshrun: 2 of 3 to 8 nodes, waiting at node0:1, 50 s left"]
 
 
-def test_a_store_that_nobody_serves_yet(waiting, capsys):
-    waiting.tick(110.0, OSError("cannot connect to node0:29500"))
-    assert said(capsys) == [
+def test_a_store_that_nobody_serves_yet(notes, capsys):
+    notes.tick(110.0, OSError("cannot connect to node0:29500"))
+    assert printed(capsys) == [
         "meshrun: waiting for the node that leads, at node0:29500, 590 s left:"
         " cannot connect to node0:29500"
     ]
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_only_the_leader_says_whom_it_has_refused_and_why(waiting, capsys, leads):
-    waiting.hear(hello("b"), leads=leads)
-    waiting.hear(JoinRefused("b", "the job here is --rdzv-id x, not none"), leads=leads)
+def test_only_the_leader_says_whom_it_has_refused_and_why(notes, capsys, leads):
+    notes.on_record(hello("b"), leads=leads)
+    notes.on_record(JoinRefused("b", "the job here is --rdzv-id x, not none"), leads=leads)
     words = "meshrun: refused node host-b: the job here is --rdzv-id x, not none"
-    assert said(capsys) == ([words] if leads else [])
+    assert printed(capsys) == ([words] if leads else [])
 
 
 def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then():
@@ -101,7 +101,7 @@ def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then()
         with log._open_store(0.5) as store:
             assert store.timeout.total_seconds() == 2
     finally:
-        log.say(AgentLeft("a"))  # else the leader waits till it has read that it leaves
+        log.post(AgentLeft("a"))  # else the leader waits till it has read that it leaves
         log.close(in_touch=True)
 
 
@@ -109,7 +109,7 @@ def test_who_reaches_the_store_in_the_last_moment_has_time_for_what_comes_then()
 def follower(monkeypatch):
     """A node that has begun nothing yet, and the socket behind which it looks for the store."""
     monkeypatch.setattr(agents_log, "_CONNECT_SECONDS", 0.1)
-    monkeypatch.setattr(SharedLog, "_talk", lambda _: None)
+    monkeypatch.setattr(SharedLog, "_run_sender", lambda _: None)
     with listen() as listener:
         nodes = NodeOptions(2, 2, host="127.0.0.1", port=listener.getsockname()[1], is_host=0)
         log = SharedLog(
@@ -165,11 +165,11 @@ def test_a_node_that_can_speak_but_not_read_is_told_so(monkeypatch):
     def read(_reader, _timeout):
         raise StoreSilentError("a store: no answer in time", 7.0)
 
-    monkeypatch.setattr(agents_log.LogReader, "read", read)
-    heard = threading.Event()
+    monkeypatch.setattr(following.LogReader, "read", read)
+    woken = threading.Event()
     with closing(TCPStoreServer("127.0.0.1", 0)) as server:
         nodes = NodeOptions(2, 2, host="127.0.0.1", port=server.port, is_host=0)
-        log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", heard.set)
-        assert heard.wait(LONG)
+        log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", woken.set)
+        assert woken.wait(LONG)
         assert [type(record) for record in log.read()] == [CutOff]
         log.close(in_touch=True)

@@ -149,7 +149,7 @@ def test_an_echo_is_not_taken_for_the_cause(monkeypatch):
     assert caught.value.error_index == 1
 
 
-def _only_rank_1_comes(rank):
+def _only_rank_1_joins(rank):
     if rank == 1:
         dist.init_process_group(timeout=60)
 
@@ -158,7 +158,7 @@ def test_who_waits_for_a_rank_that_has_ended_is_told():
     """As by meshrun: at once, and not at the deadline."""
     words = "rank 0 ended with exit code 0 and has not joined"
     with pytest.raises(ProcessRaisedException, match=words):
-        spawn(_only_rank_1_comes, nprocs=2)
+        spawn(_only_rank_1_joins, nprocs=2)
 
 
 def _wait_for_file(rank, path):

@@ -57,13 +57,13 @@ def test_the_reductions_of_that_dim_are_compressed_and_no_others() -> None:
 def test_a_config_says_it() -> None:
     assert config({"compress": "int8"}).options_for("dp").compress == INT8
     table = {"format": "int8", "error_feedback": True}
-    said = config({"compress": table, "timeout": 30})
-    assert said.options_for("dp").compress == FEEDBACK
-    assert said.options_for("tp").compress is None
-    assert MeshConfig.parse(said.to_text()) == said
+    parsed = config({"compress": table, "timeout": 30})
+    assert parsed.options_for("dp").compress == FEEDBACK
+    assert parsed.options_for("tp").compress is None
+    assert MeshConfig.parse(parsed.to_text()) == parsed
 
     def program() -> None:
-        mesh = said.build()
+        mesh = parsed.build()
         assert mesh["dp"].process_group.compression == FEEDBACK
         assert mesh["tp"].process_group.compression is None
 
@@ -71,7 +71,7 @@ def test_a_config_says_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("int4", "compress is 'int4'; expected one of 'bf16', 'fp8', 'int8'"),
         (8, "compress is 8; expected one of"),
@@ -80,10 +80,10 @@ def test_a_config_says_it() -> None:
         ({"format": "fp8", "feedback": True}, "a table with format and maybe error_feedback"),
     ],
 )
-def test_a_slip_is_told(value: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_slip_is_told(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config({"compress": value})
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         dist.DeviceMesh("cpu", [0, 1], compress={0: value})
 
 

@@ -81,14 +81,14 @@ def test_a_rank_outside_may_hold_slice_and_print_but_has_no_group():
         assert part.all_reduce(np.ones(1)) is None
         assert dist.get_rank(mesh) == -1
         assert dist.get_world_size(part) == -1
-        for ask in (
+        for call in (
             lambda: mesh.get_group("dp"),
             mesh.get_all_groups,
             lambda: mesh.get_local_rank("dp"),
             lambda: part.mesh,
         ):
             with pytest.raises(ValueError, match="rank 2 is not in"):
-                ask()
+                call()
         return shown
 
     (shown,) = (one for one in run_ranks(rank, 5) if one)
@@ -167,7 +167,7 @@ def test_from_group_goes_through_the_groups_it_was_given():
         assert line.get_group() is row
         assert line.mesh.tolist() == list(row.ranks)
         assert line == DeviceMesh.from_group(row, "cpu", list(row.ranks))
-        for groups, ranks, said in (
+        for groups, ranks, message in (
             ([row, column], [[0, 1], [2, 3]], "group 0 has the ranks"),
             ([row, column], None, "mesh is missing"),
             ([row], [[0, 1], [2, 3]], "mesh has 2 dims; expected one for each group, that is 1"),
@@ -175,7 +175,7 @@ def test_from_group_goes_through_the_groups_it_was_given():
             (row, [[0, 1]], "mesh has 2 dims"),
             ([], [0], "expected one for each group, that is 0"),
         ):
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=message):
                 DeviceMesh.from_group(groups, "cpu", ranks)
         with pytest.raises(TypeError, match="group has 3; expected a ProcessGroup"):
             DeviceMesh.from_group([3], "cpu", [0])
@@ -221,7 +221,7 @@ def test_the_end_of_a_with_block_survives_the_end_of_the_job():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "said"),
+    ("mesh", "message"),
     [
         ([], "mesh is empty"),
         ([[], []], "mesh is empty"),
@@ -239,10 +239,10 @@ def test_the_end_of_a_with_block_survives_the_end_of_the_job():
         (np.array([0, 2**63], np.uint64), "expected"),
     ],
 )
-def test_ranks_that_are_none_are_refused(mesh, said):
+def test_ranks_that_are_none_are_refused(mesh, message):
     with pytest.raises(ValueError) as raised:
         DeviceMesh("cpu", mesh)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_ranks_beyond_the_world_are_refused():
@@ -257,7 +257,7 @@ def test_ranks_beyond_the_world_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "message"),
     [
         (lambda m: m["dpp"], "'dpp' is not there; expected one of pp, dp, tp; did you mean"),
         (lambda m: m["dp", "dp"], "dim 'dp' would be there twice"),
@@ -304,14 +304,14 @@ def test_ranks_beyond_the_world_are_refused():
         (lambda m: m.barrier(), "call init_process_group"),
     ],
 )
-def test_wrong_uses_are_refused(use, said):
+def test_wrong_uses_are_refused(use, message):
     with pytest.raises(ValueError) as raised:
         use(cube())
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"timeout": 0}, "timeout 0"),
         ({"timeout": True}, "timeout True"),
@@ -327,10 +327,10 @@ def test_wrong_uses_are_refused(use, said):
         ({"timeout_override": {"dp": 1, 0: 2}}, "names dim 0 (dp) twice"),
     ],
 )
-def test_wrong_options_are_refused(options, said):
+def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValueError) as raised:
         DeviceMesh("cpu", [[0, 1]], mesh_dim_names=("dp", "tp"), **options)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_an_unknown_name_is_also_a_key_error_that_reads_well():

@@ -29,7 +29,7 @@ def test_the_job_is_joined_if_that_was_not_done(monkeypatch):
         )
         install(joined[0], thread_only=True)
 
-    monkeypatch.setattr("meshlib._job.init.init_process_group", join)
+    monkeypatch.setattr("meshlib._job.starting.init.init_process_group", join)
     try:
         with pytest.raises(ValueError, match="'dim 0' is 0"):
             init_device_mesh("cpu", (0,))
@@ -94,7 +94,7 @@ def test_a_file_that_the_launcher_has_read_is_read_no_more(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("environment", "arguments", "names", "said"),
+    ("environment", "arguments", "names", "expected"),
     [
         (None, (), None, "environment variable MESHLIB_MESH"),
         ("dp=2;tp=2", (), None, "environment variable MESHLIB_MESH: mesh 'dp=2;tp=2'"),
@@ -110,7 +110,7 @@ def test_a_file_that_the_launcher_has_read_is_read_no_more(monkeypatch, tmp_path
         (None, ("cpu", (2, 2.0)), None, "'dim 1' is 2.0"),
         (None, ("cpu", ()), None, "mesh_shape is empty"),
         (None, ("cpu", "22"), None, "mesh_shape '22' is a string"),
-        (None, ("cpu", 4), None, "mesh_shape 4 is no sequence"),
+        (None, ("cpu", 4), None, "mesh_shape 4 is not a sequence"),
         (None, ("cpu", (2, 2)), ("dp",), "has 1 names, expected one for each of 2 dims"),
         (None, ("cpu", (2, 2)), ("dp", "dp"), "'dp' is there twice"),
         (None, ("cpu", (2, 2)), ("dp", ""), "'' is not a non-empty string"),
@@ -125,7 +125,7 @@ def test_a_file_that_the_launcher_has_read_is_read_no_more(monkeypatch, tmp_path
         (None, ((2, 2),), None, "device_type is (2, 2)"),
     ],
 )
-def test_init_device_mesh_refuses(monkeypatch, environment, arguments, names, said):
+def test_init_device_mesh_refuses(monkeypatch, environment, arguments, names, expected):
     monkeypatch.delenv("MESHLIB_MESH", raising=False)
     if environment is not None:
         monkeypatch.setenv("MESHLIB_MESH", environment)
@@ -136,4 +136,4 @@ def test_init_device_mesh_refuses(monkeypatch, environment, arguments, names, sa
         return str(raised.value)
 
     for message in run_ranks(rank, 4):
-        assert said in message
+        assert expected in message

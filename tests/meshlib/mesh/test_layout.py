@@ -145,7 +145,7 @@ def test_a_million_indices_cost_nothing_until_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: Layout.row_major((2, 0)), "(2, 0) must all be at least 1"),
         (lambda: Layout.from_strides((2, 2), (1,)), "differ in length"),
@@ -172,7 +172,7 @@ def test_a_million_indices_cost_nothing_until_asked_for():
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make, said):
+def test_what_cannot_be_is_refused(make, message):
     with pytest.raises(ValueError) as raised:
         make()
-    assert said in str(raised.value)
+    assert message in str(raised.value)

@@ -188,7 +188,7 @@ def test_yaml_without_pyyaml_says_what_to_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "expected"),
     [
         ("[train]\nlr = 1", "t.toml", "there is no [mesh] table, only: train"),
         ("[msh]\ndp = 1", "t.toml", "is the mesh in 'msh'?"),
@@ -204,11 +204,11 @@ def test_yaml_without_pyyaml_says_what_to_do(tmp_path, monkeypatch):
         ('{"mesh": {"dp": 2, "dp": 3}}', "t.json", "t.json: key 'dp' comes twice"),
     ],
 )
-def test_files_that_are_wrong(tmp_path, text, name, said):
+def test_files_that_are_wrong(tmp_path, text, name, expected):
     with pytest.raises(ValueError) as raised:
         MeshConfig.load(write(tmp_path, text, name))
     message = str(raised.value)
-    assert said in message
+    assert expected in message
     assert name in message
     assert "\n" not in message
 
@@ -227,7 +227,7 @@ def test_files_that_are_no_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "expected"),
     [
         # Degrees.
         ({"dp": 0}, "the degree of 'dp' is 0; expected an integer >= 1, or -1"),
@@ -241,7 +241,7 @@ def test_files_that_are_no_text(tmp_path):
         ({"dp": -1, "tp": -1}, "2 degrees are -1; at most one can be inferred"),
         ({"dp": True, "dims": ["dp"]}, "the degree of 'dp' is True"),
         # Names.
-        ({"dp_shrad": 2}, "'dp_shrad' is no key that is known; did you mean 'dp_shard'?"),
+        ({"dp_shrad": 2}, "'dp_shrad' is not a known key; did you mean 'dp_shard'?"),
         ({"dp_replciate": 2}, "did you mean 'dp_replicate'?"),
         ({"DP": 2}, "did you mean 'dp'?"),
         ({"dp-shard": 2}, "'dp-shard' is not an identifier; did you mean 'dp_shard'?"),
@@ -249,7 +249,7 @@ def test_files_that_are_no_text(tmp_path):
         ({3: 2}, "dim name 3 is not an identifier"),
         ({"": 2}, "dim name '' is not an identifier"),
         # Other keys.
-        ({"dp": 2, "timout": 60}, "'timout' is no key that is known; did you mean 'timeout'?"),
+        ({"dp": 2, "timout": 60}, "'timout' is not a known key; did you mean 'timeout'?"),
         ({"dp": 2, "timout": "60s"}, "did you mean 'timeout'?"),
         ({"dp": 2, "flaten": {}}, "did you mean 'flatten'?"),
         ({"dp": 2, "option": {}}, "did you mean 'options'?"),
@@ -269,7 +269,10 @@ def test_files_that_are_no_text(tmp_path):
         ({"dp": 2, "dims": "dp"}, "dims is 'dp'; expected a list"),
         ({"dp": 2, "dims": []}, "dims is []"),
         # flatten.
-        ({"dp": 2, "flatten": {"x": ["dq"]}}, "x has 'dq', which is no dim; expected some of dp"),
+        (
+            {"dp": 2, "flatten": {"x": ["dq"]}},
+            "x has 'dq', which is not a dim; expected some of dp",
+        ),
         ({"dp": 2, "flatten": {"dp": ["dp"]}}, "'dp' is a dim already"),
         ({"dp": 2, "flatten": {"x": []}}, "flatten: x is []; expected a list"),
         ({"dp": 2, "flatten": {"x": "dp"}}, "flatten: x is 'dp'; expected a list"),
@@ -286,10 +289,10 @@ def test_files_that_are_no_text(tmp_path):
         ({}, "there is no dim"),
     ],
 )
-def test_tables_that_are_wrong(table, said):
+def test_tables_that_are_wrong(table, expected):
     with pytest.raises(ValueError) as raised:
         MeshConfig.from_dict(table)
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +303,7 @@ def test_any_other_identifier_is_a_dim(name):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "mesh '': '' is not a dim; expected NAME=DEGREE pairs such as 'dp=2,tp=2'"),
         ("dp", "'dp' is not a dim"),
@@ -316,14 +319,14 @@ def test_any_other_identifier_is_a_dim(name):
         ("dp-shard=2", "did you mean 'dp_shard'?"),
     ],
 )
-def test_strings_that_are_wrong(text, said):
+def test_strings_that_are_wrong(text, expected):
     with pytest.raises(ValueError) as raised:
         MeshConfig.from_string(text)
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "world_size", "said"),
+    ("text", "world_size", "expected"),
     [
         ("dp=2,tp=4", 4, "mesh dp=2 × tp=4 needs 8 ranks, but the world size is 4"),
         ("dp=2,tp=2", 8, "mesh dp=2 × tp=2 needs 4 ranks, but the world size is 8"),
@@ -333,10 +336,10 @@ def test_strings_that_are_wrong(text, said):
         ("dp=-1", -4, "world_size is -4"),
     ],
 )
-def test_world_sizes_that_do_not_fit(text, world_size, said):
+def test_world_sizes_that_do_not_fit(text, world_size, expected):
     with pytest.raises(ValueError) as raised:
         MeshConfig.from_string(text).resolve(world_size)
-    assert said in str(raised.value)
+    assert expected in str(raised.value)
 
 
 def test_errors_about_a_file_name_it(tmp_path):

@@ -3,7 +3,7 @@
 from meshlib._diagnosis.sampling.sample import Coordinate, Sample, StepTime, Traffic
 from meshlib._recording.call_report import CallReport
 from meshlib._recording.recorder import COLLECTIVE
-from transport._header import NO_ROOT, CallHeader, Kind
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 
 TAKEN = 1000.0
 

@@ -45,7 +45,7 @@ class Page:
     def __init__(self, server):
         self.server = server
 
-    def ask(self, path, method="GET", body=None, **headers):
+    def request(self, path, method="GET", body=None, **headers):
         """Return the status and the body; ``headers`` have _ for -."""
         given = {"Authorization": f"Bearer {self.server.token}"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -65,7 +65,7 @@ class Page:
             connection.close()
 
     def job(self):
-        status, text = self.ask("/job")
+        status, text = self.request("/job")
         assert status == 200
         return json.loads(text)
 
@@ -107,15 +107,17 @@ def test_a_live_job_is_seen_and_asked():
                 return ranks if there and awaited == [3] else None
 
             def up():
-                status, text = page.ask("/metrics")
+                status, text = page.request("/metrics")
                 assert status == 200
                 return 'meshlib_rank_up{rank="3"} 1' in text.splitlines()
 
             ranks = until(seen)
             until(up)
             assert begun.wait(SECONDS)
-            asked = [page.ask("/stacks", "POST", json.dumps({"rank": rank})) for rank in (3, 9)]
-            return ranks, *asked
+            answers = [
+                page.request("/stacks", "POST", json.dumps({"rank": rank})) for rank in (3, 9)
+            ]
+            return ranks, *answers
         finally:
             server.close()
             watch.close()
@@ -225,7 +227,7 @@ def empty():
 
 
 def test_the_page_needs_no_token_and_tells_nothing(empty):
-    status, text = empty.ask("/", Authorization=None)
+    status, text = empty.request("/", Authorization=None)
     assert status == 200
     assert "train.py" not in text
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
@@ -236,13 +238,13 @@ def test_the_page_needs_no_token_and_tells_nothing(empty):
 @pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer x", "Basic {}", "Bearer {}x", "ü"])
 def test_without_the_token_nothing_is_told(empty, path, token):
     given = token and token.format(empty.server.token)
-    status, text = empty.ask(path, Authorization=given)
+    status, text = empty.request(path, Authorization=given)
     assert (status, "token" in text) == (401, True)
-    assert empty.ask(path)[0] == 200
+    assert empty.request(path)[0] == 200
 
 
 def test_a_rank_is_not_asked_without_the_token(empty):
-    assert empty.ask("/stacks", "POST", '{"rank": 0}', Authorization=None)[0] == 401
+    assert empty.request("/stacks", "POST", '{"rank": 0}', Authorization=None)[0] == 401
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_a_rank_is_not_asked_without_the_token(empty):
 )
 def test_names_that_are_not_this_machines_are_refused(empty, host, good):
     for path in ("/", "/job"):
-        status, _ = empty.ask(path, Host=host.format(empty.server.port))
+        status, _ = empty.request(path, Host=host.format(empty.server.port))
         assert status == (200 if good else 421)
 
 
@@ -276,19 +278,19 @@ def test_names_that_are_not_this_machines_are_refused(empty, host, good):
     ],
 )
 def test_there_is_nothing_else(empty, method, path, status):
-    assert empty.ask(path, method)[0] == status
+    assert empty.request(path, method)[0] == status
 
 
 @pytest.mark.parametrize(
     "body", ["", "x", "[]", "{}", '{"rank": "0"}', '{"rank": 0.5}', "[" * 1000, "1" * 2000]
 )
 def test_a_wrong_question_is_told_what_is_expected(empty, body):
-    status, text = empty.ask("/stacks", "POST", body)
+    status, text = empty.request("/stacks", "POST", body)
     assert (status, "expected" in text) == (400, True)
 
 
 def test_a_rank_before_any_has_come(empty):
-    assert empty.ask("/stacks", "POST", '{"rank": 0}')[0] == 404
+    assert empty.request("/stacks", "POST", '{"rank": 0}')[0] == 404
 
 
 def test_a_browser_runs_nothing_but_the_pages_own_script():

@@ -1,4 +1,4 @@
-"""What a rank tells of its calls: computed from its flight record, in the time since the last."""
+"""A rank's samples: computed from its flight record, for the time since the last sample."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from meshlib._diagnosis.sampling.sampler import RankStatus, Sampler, covered, pe
 from meshlib._job.current import current_world
 from meshlib._recording.recorder import FlightRecorder
 from meshlib.testing import run_ranks
-from transport._header import CallHeader
+from transport._calls.header import CallHeader
 
 
 class Alone:
@@ -155,7 +155,7 @@ def test_what_is_no_sample_is_refused(data):
 
 def test_who_waits_for_a_call_that_was_issued_before_stands_still():
     seen = threading.Event()
-    told = []
+    blocking = []
 
     def program():
         world = current_world()
@@ -163,7 +163,7 @@ def test_who_waits_for_a_call_that_was_issued_before_stands_still():
             sampler = Sampler(world.recorder, world.thread_id, world.progress)
             work = dist.all_reduce(np.ones(3), async_op=True)
             with ThreadPoolExecutor(1) as other:
-                told.append(other.submit(sampler.take).result().open_calls[0].blocking)
+                blocking.append(other.submit(sampler.take).result().open_calls[0].blocking)
             looker = threading.Thread(target=look, args=(sampler,))
             looker.start()
             work.wait()
@@ -176,11 +176,11 @@ def test_who_waits_for_a_call_that_was_issued_before_stands_still():
         end = time.monotonic() + 30
         while not sampler.take().open_calls[0].blocking and time.monotonic() < end:
             time.sleep(0.01)
-        told.append(sampler.take().open_calls[0].blocking)
+        blocking.append(sampler.take().open_calls[0].blocking)
         seen.set()
 
     run_ranks(program, 2)
-    assert told == [False, True]
+    assert blocking == [False, True]
 
 
 def test_nobody_posts_unless_somebody_watches():

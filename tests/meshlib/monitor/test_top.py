@@ -32,7 +32,7 @@ def view():
     for rank in (0, 1, 3):
         view.take(sample(rank, inside=0.1 if rank == 3 else 0.6), NOW)
     view.take(replace(sample(1, 2), open_calls=[open_call(0.5, waiting_for=3)]), NOW)
-    view.hear(RankLost(2, "was killed by SIGKILL"), NOW)
+    view.on_event(RankLost(2, "was killed by SIGKILL"), NOW)
     return view
 
 
@@ -59,7 +59,7 @@ def test_of_many_ranks_those_come_first_that_need_to_be_looked_at():
     view = JobView("", 200)
     for rank in range(200):
         view.take(sample(rank, size=200, mesh=[], inside=0.1 if rank == 150 else 0.6), NOW)
-    view.hear(RankLost(100, "was killed"), NOW)
+    view.on_event(RankLost(100, "was killed"), NOW)
     shown = picture(view, 100, 20)
     table = next(i for i, line in enumerate(shown) if line.startswith(" rank"))
     assert [line.split()[0] for line in shown[table + 1 : table + 4]] == ["100", "150!", "0"]
@@ -141,9 +141,9 @@ def test_no_job_is_one_line(jobs, capsys, monkeypatch):
     monkeypatch.setattr("meshlib._monitor.jobs._CONNECT_SECONDS", 0.1)
     jobs("a", "train.py", port=1)
     assert main(["--once"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("meshlib top: the store of job a cannot be asked")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("meshlib top: the store of job a cannot be asked")
+    assert printed.count("\n") == 1
 
 
 # ------------------------------------------------------------------ meshrun --monitor [PORT]

@@ -34,10 +34,10 @@ def test_ranks_have_states():
         sample(2, open_calls=[open_call(STUCK_SECONDS + 1, waiting_for=1)]),
         size=5,
     )
-    view.hear(RankLost(3, "was lost: its connection to the store broke", vague=True), NOW)
-    view.hear(RankLost(3, "was killed by SIGKILL"), NOW)
-    view.hear(RankLost(3, "was lost: it broke", vague=True), NOW)
-    view.hear(RankLost(3, "is gone"), NOW)
+    view.on_event(RankLost(3, "was lost: its connection to the store broke", vague=True), NOW)
+    view.on_event(RankLost(3, "was killed by SIGKILL"), NOW)
+    view.on_event(RankLost(3, "was lost: it broke", vague=True), NOW)
+    view.on_event(RankLost(3, "is gone"), NOW)
     assert states(view) == {0: "computing", 1: "in a call", 2: "waiting", 3: "lost", 4: "absent"}
     assert [note.text for note in view.notes] == ["rank 3 was killed by SIGKILL"]
     assert "rank 4 has not come" in headline(view, NOW)
@@ -65,35 +65,35 @@ def test_a_sample_that_is_read_twice_is_one():
 
 def test_ranks_leave_and_others_come():
     view = job(*map(sample, range(4)))
-    view.hear(RankLost(2, "was killed"), NOW + 1)
-    view.hear(Ready(4), NOW + 2)
-    view.hear(Ready(4), NOW + 2)
+    view.on_event(RankLost(2, "was killed"), NOW + 1)
+    view.on_event(Ready(4), NOW + 2)
+    view.on_event(Ready(4), NOW + 2)
     view.take(sample(4, place=-1, size=1), NOW + 2)
     assert states(view)[4] == "spare"
     members = json.dumps({"members": [0, 1, 4, 3]})
-    view.hear(Agreed("epoch/1", members), NOW + 3)
-    view.hear(Agreed("epoch/1", members), NOW + 3)  # by another rank
-    view.hear(Agreed("epoch/2", "null"), NOW + 3)
-    view.hear(Agreed("vote/1", "null"), NOW + 3)
-    view.hear(Ready(4), NOW + 3)  # as it said before it knew
+    view.on_event(Agreed("epoch/1", members), NOW + 3)
+    view.on_event(Agreed("epoch/1", members), NOW + 3)  # by another rank
+    view.on_event(Agreed("epoch/2", "null"), NOW + 3)
+    view.on_event(Agreed("vote/1", "null"), NOW + 3)
+    view.on_event(Ready(4), NOW + 3)  # as it said before it knew
     view.take(sample(4, 2, place=2, epoch=1), NOW + 3)
     assert states(view)[4] == "computing"
     assert (view.epoch, view.size) == (1, 4)
-    view.hear(Leave(0, {}), NOW + 4)
-    view.hear(RankEnded(1), NOW + 4)
+    view.on_event(Leave(0, {}), NOW + 4)
+    view.on_event(RankEnded(1), NOW + 4)
     assert [note.kind for note in view.notes] == ["lost", "ready", "join", "epoch", "left", "left"]
     assert view.notes[3].text == "epoch 1 has begun, with 4 ranks: 0, 1, 4, 3"
 
 
 def test_a_failure_is_a_line():
     view = job(sample(0), size=1)
-    view.hear(Abort("g", "RankFailedError", "first\nsecond"), NOW)
+    view.on_event(Abort("g", "RankFailedError", "first\nsecond"), NOW)
     assert (view.notes[0].kind, view.notes[0].text) == ("failure", "first")
 
 
 def test_after_a_restart_the_ranks_are_other_ones():
     view = job(*map(sample, range(4)))
-    view.hear(RankLost(2, "was killed"), NOW)
+    view.on_event(RankLost(2, "was killed"), NOW)
     view.begin("again", NOW + 1)
     assert states(view) == dict.fromkeys(range(4), "absent")
     assert [note.kind for note in view.notes] == ["lost", "begin"]
@@ -154,7 +154,7 @@ def test_an_average_follows_the_last_samples():
 
 def test_the_page_gets_plain_values():
     view = job(*map(sample, range(4)))
-    view.hear(RankLost(2, "was killed"), NOW)
+    view.on_event(RankLost(2, "was killed"), NOW)
     values = json.loads(json.dumps(as_values(view, NOW)))
     assert [one["state"] for one in values["ranks"]] == [*["computing"] * 2, "lost", "computing"]
     assert values["ranks"][3]["mesh"] == [
@@ -163,12 +163,12 @@ def test_the_page_gets_plain_values():
     ]
     assert values["notes"] == [{"time": NOW, "kind": "lost", "text": "rank 2 was killed"}]
     assert values["history"][0]["step"] == 0.1
-    assert as_values(JobView("x"), NOW)["headline"] == "No rank has come so far."
+    assert as_values(JobView("x"), NOW)["headline"] == "No rank has joined yet."
 
 
 def test_metrics_are_what_prometheus_reads():
     view = job(*(sample(rank, inside=0.1 if rank == 3 else 0.6) for rank in range(4)))
-    view.hear(RankLost(2, "was killed"), NOW)
+    view.on_event(RankLost(2, "was killed"), NOW)
     lines = metrics(view, NOW).splitlines()
     for line in (
         'meshlib_ranks{state="lost"} 1',

@@ -61,9 +61,9 @@ def test_info_tells_of_groups_and_detail_of_calls(caplog):
 
     dist.set_debug_level(dist.DebugLevel.INFO)
     run_ranks(program, 2)
-    said = [(record.rank, record.getMessage()) for record in caplog.records]
-    assert {rank for rank, text in said if "'the pair' of 2 ranks" in text} == {0, 1}
-    assert not any("all_reduce" in text for _, text in said)
+    logged = [(record.rank, record.getMessage()) for record in caplog.records]
+    assert {rank for rank, text in logged if "'the pair' of 2 ranks" in text} == {0, 1}
+    assert not any("all_reduce" in text for _, text in logged)
     caplog.clear()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     run_ranks(program, 2)
@@ -201,25 +201,25 @@ def test_a_breakpoint_under_the_launcher_talks_to_the_terminal(tmp_path):
     launcher = subprocess.Popen(command, **streams, start_new_session=True)
     os.close(there)
     try:
-        said = read_until(here, b"(Pdb)")
+        output = read_until(here, b"(Pdb)")
         os.write(here, b"p 'it is', mine + 1\nc\n")
-        said += read_until(here, b"('it is', 42)")
+        output += read_until(here, b"('it is', 42)")
         assert launcher.wait(WAIT) == 0
     finally:
         launcher.kill()
         launcher.wait()
         os.close(here)
-    assert b"rank 1 stops here" in said
-    assert b"-> dist.breakpoint(1)" in said
+    assert b"rank 1 stops here" in output
+    assert b"-> dist.breakpoint(1)" in output
 
 
 def read_until(descriptor, wanted):
     """Return what a terminal says up to ``wanted``, within a minute."""
-    deadline, said = time.monotonic() + WAIT, b""
-    while wanted not in said:
-        assert select.select([descriptor], [], [], deadline - time.monotonic())[0], said
-        said += os.read(descriptor, 4096)
-    return said
+    deadline, output = time.monotonic() + WAIT, b""
+    while wanted not in output:
+        assert select.select([descriptor], [], [], deadline - time.monotonic())[0], output
+        output += os.read(descriptor, 4096)
+    return output
 
 
 def test_monitored_barrier_has_its_own_name_in_a_mismatch():

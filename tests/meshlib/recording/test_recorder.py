@@ -17,7 +17,7 @@ from meshlib._native import calls as native
 from meshlib._recording import recorder
 from meshlib._recording.call_report import report_calls
 from meshlib._recording.recorder import Record
-from transport._header import CallHeader, history_after
+from transport._calls.header import CallHeader, history_after
 from transport._native import core
 
 RINGS = [recorder._CallRing] + ([] if native is None else [native.Ring])
@@ -103,7 +103,7 @@ def test_a_new_record_has_nothing_of_an_older_one(make):
 
 
 def test_code_that_runs_when_a_record_goes(make):
-    """What a record referred to may make calls when it goes."""
+    """An object that a record referred to may make calls when it is freed."""
     ring, open_one = make(2)
 
     class Completion:

@@ -278,7 +278,7 @@ class Span:
 
     def __init__(self):
         self.here = threading.local()
-        self.came = []
+        self.received = []
 
     def send(self, to):
         return getattr(self.here, "number", None)
@@ -292,7 +292,7 @@ class Span:
             self.here.number = None
 
     def receive(self, sent, back, callee):
-        self.came.append((sent, back, callee))
+        self.received.append((sent, back, callee))
 
 
 def test_a_carrier_goes_along_both_ways_and_through_nested_calls():
@@ -307,11 +307,11 @@ def test_a_carrier_goes_along_both_ways_and_through_nested_calls():
             assert rpc.rpc_sync(1, descend, (1,)) == 1
             span.here.number = None
         rpc.shutdown()
-        return span.came
+        return span.received
 
-    came = run_ranks(rank, 2)
-    assert came[0] == [(7, (7, "w1"), 1)]
-    assert came[1] == [(7, (7, "w0"), 0)]
+    received = run_ranks(rank, 2)
+    assert received[0] == [(7, (7, "w1"), 1)]
+    assert received[1] == [(7, (7, "w0"), 0)]
 
 
 def test_names_must_differ_and_be_names():

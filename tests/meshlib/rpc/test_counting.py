@@ -12,12 +12,22 @@ from meshlib.rpc._references.counting import ReferenceCounts
 
 OWNER = 0
 OID = (1, 1)
-OFTEN = ["passes", "receives", "hears", "hears"]
-SELDOM = ["passes", "drops", "receives", "hears", "answers", "dies", "breaks", "settles"]
+OFTEN = ["passes", "receives", "delivers", "delivers"]
+SELDOM = ["passes", "drops", "receives", "delivers", "answers", "dies", "breaks", "settles"]
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            [*OFTEN, "passes", "drops", "receives", "hears", "answers", "dies", "breaks", "settles"]
+            [
+                *OFTEN,
+                "passes",
+                "drops",
+                "receives",
+                "delivers",
+                "answers",
+                "dies",
+                "breaks",
+                "settles",
+            ]
         ),
         st.integers(0, 99),
     ),
@@ -48,7 +58,7 @@ class Model:
     def alive(self):
         return [w for w in range(self.count) if w not in self.dead]
 
-    def tell(self, worker, what):
+    def post(self, worker, what):
         if worker == OWNER:
             self.act(worker, what)
         else:
@@ -65,9 +75,9 @@ class Model:
                 self.table.release(OID, giver, worker)
             case ("held", giver, count):
                 self.table.answer(OID, giver, worker, count)
-        self.ask()
+        self.post_questions()
 
-    def ask(self):
+    def post_questions(self):
         self.questions += self.table.questions
         self.table.questions.clear()
 
@@ -76,14 +86,14 @@ class Model:
         if givers:
             giver = givers[n % len(givers)]
             to = self.alive()[n // 7 % len(self.alive())]
-            self.tell(giver, ("grant", to))
+            self.post(giver, ("grant", to))
             self.messages[giver, to].append(giver)
 
     def drops(self, n):
         holders = [w for w in self.alive() if self.held[w]]
         if holders:
             holder = holders[n % len(holders)]
-            self.tell(holder, ("release", self.held[holder].pop(n // 7 % len(self.held[holder]))))
+            self.post(holder, ("release", self.held[holder].pop(n // 7 % len(self.held[holder]))))
 
     def receives(self, n):
         ways = [way for way, queue in self.messages.items() if queue and way[1] not in self.dead]
@@ -106,9 +116,9 @@ class Model:
         if ways:
             giver, to = ways[n % len(ways)]
             self.losses[giver, to] -= 1
-            self.tell(to, ("release", giver))
+            self.post(to, ("release", giver))
 
-    def hears(self, n):
+    def delivers(self, n):
         ways = [w for w, queue in self.to_owner.items() if queue]
         if ways:
             worker = ways[n % len(ways)]
@@ -126,7 +136,7 @@ class Model:
         if ready:
             worker, giver = ready[n % len(ready)]
             self.questions.remove((worker, giver, OID))
-            self.tell(worker, ("held", giver, self.held[worker].count(giver)))
+            self.post(worker, ("held", giver, self.held[worker].count(giver)))
 
     def dies(self, n):
         mortal = [w for w in self.alive() if w != OWNER]
@@ -149,7 +159,7 @@ class Model:
                 if way[0] == worker and n % 2:  # nobody has been told
                     self.losses[way] = 0
             self.table.forget_worker(worker, "died")
-            self.ask()
+            self.post_questions()
             for what in late:  # which a thread had read
                 self.act(worker, what)
 
@@ -170,12 +180,12 @@ class Model:
             self.settles(0)
         for worker in self.alive():
             while self.held[worker]:
-                self.tell(worker, ("release", self.held[worker].pop()))
-        while any(self.to_owner.values()) or self.asked():
-            self.hears(0)
+                self.post(worker, ("release", self.held[worker].pop()))
+        while any(self.to_owner.values()) or self.has_questions():
+            self.delivers(0)
             self.answers(0)
 
-    def asked(self):
+    def has_questions(self):
         return any(worker not in self.dead for worker, _, _ in self.questions)
 
 
@@ -228,11 +238,11 @@ def test_a_lost_reference_says_why():
 
 def answer(table, giver, counts):
     """Have all who are asked about ``giver`` answer; what they have is in ``counts``."""
-    asked = [question for question in table.questions if question[1] == giver]
+    questions = [question for question in table.questions if question[1] == giver]
     table.questions = [question for question in table.questions if question[1] != giver]
-    for worker, _, oid in asked:
+    for worker, _, oid in questions:
         table.answer(oid, giver, worker, counts.get(worker, 0))
-    return {worker for worker, _, _ in asked}
+    return {worker for worker, _, _ in questions}
 
 
 def made():

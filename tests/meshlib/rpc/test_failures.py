@@ -95,12 +95,12 @@ def test_a_deadline_that_passes_while_the_connection_is_made(monkeypatch):
     answers = []
 
     def program():
-        patient = start_thread(lambda: answers.append(rpc.rpc_sync(1, size_of, (np.zeros(3),))))
+        waiting = start_thread(lambda: answers.append(rpc.rpc_sync(1, size_of, (np.zeros(3),))))
         until(lambda: dials)
         with pytest.raises(rpc.RpcTimeoutError, match=r"deadline of 0.05 s: the connection to it"):
             rpc.rpc_sync(1, wait_for_gate, timeout=0.05)
         way.set()
-        patient.join(90)
+        waiting.join(90)
         assert answers == [24]
         assert len(dials) == 1
 
@@ -118,7 +118,7 @@ def test_a_deadline_in_a_nested_call_is_the_callers_error():
 
 def test_a_worker_that_dies_when_it_is_greeted_is_gone(monkeypatch):
     """It has accepted the connection, and welcomed it; then it does not listen any more."""
-    monkeypatch.setattr(worker, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "LOSS_SECONDS", 0.0)
     begin = ChannelConnection.begin
 
     def program():
@@ -223,16 +223,16 @@ def test_calls_to_a_worker_that_has_left_say_so():
             left.set()
             return None
         assert left.wait(90)
-        said = []
-        while not said:
+        errors = []
+        while not errors:
             try:
                 rpc.rpc_sync(1, size_of, (np.zeros(1),))
             except rpc.WorkerLostError as error:
-                said.append((error.worker, error.rank, "worker 'w1' (rank 1)" in str(error)))
+                errors.append((error.worker, error.rank, "worker 'w1' (rank 1)" in str(error)))
             except rpc.RpcConnectionError:
                 pass
         rpc.shutdown()
-        return said
+        return errors
 
     assert run_ranks(rank, 2)[0] == [("w1", 1, True)]
 

@@ -120,7 +120,7 @@ HOSTILE = {
 
 
 def serves_on():
-    """Whether all threads of worker 1 run calls at once: none has ended, and none is missed."""
+    """True if all threads of worker 1 run calls at once: none has ended, and none is missed."""
     threads, gate = agents[1].execution.threads, threading.Barrier(3)
     calls = [rpc.rpc_async(1, meet, (gate_number(gate),)) for _ in range(2)]
     gate.wait(60)

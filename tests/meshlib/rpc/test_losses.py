@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from meshlib import rpc
-from meshlib.rpc._caller import orphan
-from meshlib.rpc._messages import FrameKind
+from meshlib.rpc._calling.caller import orphan
+from meshlib.rpc._calling.frames import FrameKind
 from meshlib.rpc._references.references import LostRequests
 from meshlib.rpc._worker import current_worker
 from tests.support.meshlib.rpc_workers import agents, start_thread, until, workers
@@ -81,7 +81,7 @@ def test_a_reference_that_arrived_before_its_connection_broke_lives_on(owner):
         cut(current_worker().channel.connected(1))
         with pytest.raises(rpc.RpcConnectionError):
             call.wait()
-        # The news of the loss has come there, and is settled, when nothing is left of it.
+        # The news of the loss has arrived there, and is settled, when nothing is left of it.
         until(lambda: not agents[0].caller.orphans[1] and settled(agents[1]))
         gate.set()
         assert rpc.rpc_sync(1, use) == [1, 2]
@@ -155,21 +155,21 @@ def note_agent():
 
 
 def test_notices_are_acted_on_in_order_also_by_two_connections(monkeypatch):
-    """What is left of one that broke is read by one thread, and the next one by another."""
+    """One thread reads the rest of a broken connection, another one the next connection."""
     acted = []
 
     def program():
         rpc.rpc_sync(1, note_agent)
         agent, channel = agents[1], agents[1].channel
-        hear, entered, go_on = agent.references.hear, threading.Event(), threading.Event()
+        on_notice, entered, go_on = agent.references.on_notice, threading.Event(), threading.Event()
 
         def slowly(rank, notice):
             if notice == ("test", 1):
                 entered.set()
                 assert go_on.wait(90)
-            acted.append(notice[1]) if notice[0] == "test" else hear(rank, notice)
+            acted.append(notice[1]) if notice[0] == "test" else on_notice(rank, notice)
 
-        monkeypatch.setattr(agent.references, "hear", slowly)
+        monkeypatch.setattr(agent.references, "on_notice", slowly)
         (connection,) = channel._incoming
         first = channel._peers[0].received + 1
 
@@ -214,7 +214,7 @@ def test_what_is_not_known_any_more_counts_as_arrived():
     for number in range(10_000):
         losses.arrived(3, number, [(0, (1, 1))])
     passed = [(0, (1, 1))]
-    losses.told(3, [(number, passed) for number in (5, 9_999, 10_000)])
-    losses.told(4, [(5, passed)])
+    losses.failed(3, [(number, passed) for number in (5, 9_999, 10_000)])
+    losses.failed(4, [(5, passed)])
     assert losses.settle() == [(3, passed), (4, passed)]
     assert not losses

@@ -125,8 +125,8 @@ def test_methods_and_calls_that_wait_for_their_turn_are_told(tmp_path):
             time.sleep(0.001)
         return dist.collect_all([busy, after])
 
-    said = lines(dumps_of(tmp_path, 2, program, num_worker_threads=1))
-    assert said[1:] == [
+    text = lines(dumps_of(tmp_path, 2, program, num_worker_threads=1))
+    assert text[1:] == [
         "  rank 0 (a) has waited T for Table.look on rank 1 (b), at program",
         "    rank 1 (b) has run it for T: look",
         "  rank 0 (a) has waited T for builtins.len on rank 1 (b), at program",
@@ -180,10 +180,10 @@ def test_a_good_run_counts_its_calls(tmp_path, capsys):
         current_world().flight_record.write(tmp_path)  # also of what was before the end of RPC
 
     run_ranks(rank, 2)
-    said = "All 1 collectives and 3 remote calls in the records ended well."
-    assert verdict(dump.read(tmp_path)) == said
+    text = "All 1 collectives and 3 remote calls in the records ended well."
+    assert verdict(dump.read(tmp_path)) == text
     assert main([str(tmp_path)]) == 0
-    assert said in capsys.readouterr().out
+    assert text in capsys.readouterr().out
 
 
 def test_pictures_tie_both_ends_of_a_call(tmp_path):
@@ -213,6 +213,6 @@ def test_a_late_call_has_both_ends_write_their_records(tmp_path, monkeypatch):
         gate.set()
 
     workers(2, program)
-    said = lines(dump.read(tmp_path))
-    assert said[2:] == ["    rank 1 (w1) has run it for T: last"]
-    assert re.match(r"  rank 0 \(w0\) gave up after T \(.+\) waiting for last on rank 1 ", said[1])
+    text = lines(dump.read(tmp_path))
+    assert text[2:] == ["    rank 1 (w1) has run it for T: last"]
+    assert re.match(r"  rank 0 \(w0\) gave up after T \(.+\) waiting for last on rank 1 ", text[1])

@@ -1,4 +1,4 @@
-"""Who does not know the job's secret has no byte unpickled; who does and talks nonsense is left."""
+"""A peer without the job's secret has no byte unpickled; one that sends nonsense is dropped."""
 
 import os
 import pickle
@@ -14,7 +14,7 @@ import meshlib as dist
 from meshlib import rpc
 from meshlib._job.current import current_world
 from meshlib._recording.call_report import report_calls
-from meshlib.rpc._messages import FrameKind
+from meshlib.rpc._calling.frames import FrameKind
 from meshlib.rpc._worker import current_worker
 from meshlib.testing import run_ranks
 from tests.support.net.certificates import LONG_AGO, Authority, tls_of_the_tests
@@ -22,12 +22,12 @@ from transport._channel.buffer_pool import BufferPool
 from transport._channel.connection import ChannelConnection
 from transport._channel.frames import HEADER_BYTES, Control, pack
 from transport._channel.threads import ThreadPool
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError, DistError
 from transport._net.auth import Handshake, authenticate
 from transport._net.sockets import recv_exact
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
+from transport._waiting.deadline import Deadline
 
 SECRET = b"the job's own"
 LONG = 30.0
@@ -133,20 +133,20 @@ def test_who_has_no_secret_is_not_listened_to():
 
 def test_a_replayed_handshake_opens_nothing():
     def program(target):
-        said = []
+        sent = []
         with target.connect() as sock:
             honest = Handshake(SECRET, initiator=True)
-            said.append(honest.start())
-            sock.sendall(said[-1])
+            sent.append(honest.start())
+            sock.sendall(sent[-1])
             while honest.wanted:
                 message = recv_exact(sock, honest.wanted, Deadline.after(LONG))
-                said.append(honest.receive(message))
-                sock.sendall(said[-1])
+                sent.append(honest.receive(message))
+                sock.sendall(sent[-1])
             assert honest.refusal is None
             sock.sendall(target.hello)
             assert recv_exact(sock, len(WELCOME), Deadline.after(LONG)) == WELCOME
         with target.connect() as sock:
-            sock.sendall(b"".join(said) + target.hello + BOMB)
+            sock.sendall(b"".join(sent) + target.hello + BOMB)
             assert hung_up(sock)
         assert works()
         assert not exploded.is_set()
@@ -159,7 +159,7 @@ def test_a_replayed_handshake_opens_nothing():
 
 
 def broken_frames(chance):
-    """Return bytes that are no frames of a caller's: each ends the connection."""
+    """Return bytes that are not frames of a caller's: each ends the connection."""
     kind = chance.randrange(256)
     while kind in set(map(int, FrameKind)):
         kind = chance.randrange(256)
@@ -176,9 +176,9 @@ def broken_frames(chance):
             b"".join(pack(Control.POST, 1 << 40, noise)),
             b"".join(pack(Control.POST, 1 << 40, pickle.dumps(("grant", 5, "x")))),
             b"".join(pack(Control.POST, 1 << 40, pickle.dumps(("release", [3])))),
-            b"".join(pack(FrameKind.ASK, 1, noise)),
-            b"".join(pack(FrameKind.ASK, 1, pickle.dumps(("waits", 3)))),
-            b"".join(pack(FrameKind.ASK, 1, pickle.dumps(("what", 3)))),
+            b"".join(pack(FrameKind.QUERY, 1, noise)),
+            b"".join(pack(FrameKind.QUERY, 1, pickle.dumps(("waits", 3)))),
+            b"".join(pack(FrameKind.QUERY, 1, pickle.dumps(("what", 3)))),
             b"".join(pack(Control.HELLO, 1, noise)),
             b"".join(pack(FrameKind.REPLY, 1, noise)),
             b"".join(pack(FrameKind.ERROR, 1, b"")),
@@ -246,12 +246,12 @@ class Owner:
 
     def __init__(self):
         self.threads = ThreadPool("test", 2, lambda: None, lambda error: None)
-        self.came = []
+        self.received = []
         self.two = threading.Event()
 
     def on_frames(self, connection, frames):
-        self.came += [frame.number for frame in frames]
-        if len(self.came) == 2:
+        self.received += [frame.number for frame in frames]
+        if len(self.received) == 2:
             self.two.set()
         return True
 
@@ -281,10 +281,10 @@ def test_a_reply_that_came_in_the_record_of_another_is_read():
     connection.pending[2] = object()  # somebody waits for it who does not read
     connection.begin(poll=False)
     try:
-        while not owner.came:
-            connection.read_until(lambda: bool(owner.came))
+        while not owner.received:
+            connection.read_until(lambda: bool(owner.received))
         assert owner.two.wait(LONG / 2)
-        assert owner.came == [1, 2]
+        assert owner.received == [1, 2]
     finally:
         owner.two.set()
         connection.shut(ConnectionAbortedError("the test is over"))

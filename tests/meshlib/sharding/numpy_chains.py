@@ -78,14 +78,14 @@ class Chain:
         """Return ``x`` in a random sharding, with partial values of any op that its dtype has."""
         sharding = draw_sharding(self.chance, self.mesh, x.ndim)
         op = self.chance.choice(["sum", "sum", "avg", "product", "min", "max"])
-        # Complex numbers have no order, and 1 times a complex infinity is no number.
+        # Complex numbers have no order, and 1 times a complex infinity is not a number.
         if x.dtype.kind in {"avg": "biu", "sum": ""}.get(op, "c"):
             op = "sum"
         partial = [(i, op) for i, _ in sharding.partial_dims]
         return x.redistribute(Sharding.of_positions(self.mesh, sharding.dims, partial))
 
     def pick(self, ok=lambda whole: True):
-        """Return the number of an array for which ``ok``; a new array where there is none."""
+        """Return the number of an array for which ``ok``; a new array if there is none."""
         fit = [i for i, (_, whole) in enumerate(self.pool) if ok(whole)]
         if fit and self.chance.random() < 0.9:
             return self.chance.choice(fit)
@@ -116,13 +116,13 @@ class Chain:
 
     # ------------------------------------------------------------------ comparison
 
-    def check(self, function, *arguments, told=None, exact=True):
+    def check(self, function, *arguments, label=None, exact=True):
         """Compare ``function`` of pairs (a DArray or any value, the same in NumPy).
 
         ``exact``: of each element alone, so that not even the sign of a zero differs.
         """
         here, there = [a for a, _ in arguments], [b for _, b in arguments]
-        text = f"{told or getattr(function, '__name__', function)} of {here}"
+        text = f"{label or getattr(function, '__name__', function)} of {here}"
         expected, failure = _outcome(function, there)
         result, refusal = _outcome(function, here)
         self.compared += 1
@@ -167,7 +167,7 @@ def _alike(own, whole, operands, exact):
             _alike(own.real, whole.real, operands, False),
             _alike(own.imag, whole.imag, operands, False),
         )
-        # Which part of a product is no number depends on the way it is made.
+        # Which part of a product is not a number depends on the way it is made.
         return (both[0] & both[1]) | ~(np.isfinite(own) | np.isfinite(whole))
     most = max((_size(x) for x in operands), default=0.0)
     eps = float(np.finfo(own.dtype).eps) * (16 if exact else 256)
@@ -179,7 +179,7 @@ def _alike(own, whole, operands, exact):
 
 
 def _size(x):
-    """Return the greatest sum of finite squares that may have come of an operand, about."""
+    """Return the greatest sum of finite squares that may have arrived of an operand, about."""
     x = np.asarray(x)
     if x.dtype.kind not in "fciub" or not x.size:
         return 0.0
@@ -189,7 +189,7 @@ def _size(x):
 
 
 def is_tame(x):
-    """Whether sums and products of the elements neither overflow nor vanish in any order."""
+    """True if sums and products of the elements neither overflow nor vanish in any order."""
     if x.dtype.kind not in "fc":
         return True
     numbers = np.abs(x[np.isfinite(x) & (x != 0)]).astype(float)

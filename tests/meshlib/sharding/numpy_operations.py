@@ -63,7 +63,7 @@ def with_dtype(chain):
         lambda x, y: ufunc(x, y, dtype=dtype),
         chain.pool[i],
         chain.other(i),
-        told=f"{ufunc} {dtype}",
+        label=f"{ufunc} {dtype}",
     )
 
 
@@ -82,14 +82,14 @@ def with_out(chain):
         (x, whole),
         other,
         (y, values),
-        told=f"{ufunc.__name__} out=",
+        label=f"{ufunc.__name__} out=",
     )
 
 
 def in_place(chain):
     i = chain.pick()
     op = chain.chance.choice([operator.iadd, operator.isub, operator.imul, operator.itruediv])
-    chain.check(lambda x, y: op(x.copy(), y), chain.pool[i], chain.other(i), told=op.__name__)
+    chain.check(lambda x, y: op(x.copy(), y), chain.pool[i], chain.other(i), label=op.__name__)
 
 
 def reduction(chain):
@@ -124,7 +124,7 @@ def reduction(chain):
     chain.check(
         lambda x: function(x, **options),
         (x, whole),
-        told=f"{function.__name__} {options}",
+        label=f"{function.__name__} {options}",
         exact=False,
     )
 
@@ -141,7 +141,7 @@ def ufunc_reduction(chain):
     chain.check(
         lambda x: ufunc.reduce(x, **options),
         pair,
-        told=f"{ufunc.__name__}.reduce {options}",
+        label=f"{ufunc.__name__}.reduce {options}",
         exact=False,
     )
 
@@ -175,7 +175,7 @@ def product(chain):
             lambda a, b: np.tensordot(a, b, axes),
             (x, whole),
             other,
-            told=f"tensordot {axes}",
+            label=f"tensordot {axes}",
             exact=False,
         )
     else:
@@ -193,7 +193,7 @@ def product(chain):
         out = "".join(chance.sample(used, chance.randrange(len(used) + 1)))
         text = ",".join(inputs) + (f"->{out}" if chance.random() < 0.8 else "")
         chain.check(
-            lambda *arrays: np.einsum(text, *arrays), *pairs, told=f"einsum {text}", exact=False
+            lambda *arrays: np.einsum(text, *arrays), *pairs, label=f"einsum {text}", exact=False
         )
 
 
@@ -230,7 +230,7 @@ def each(chain):
     chain.check(
         function,
         *arguments,
-        told=f"{name} {number}",
+        label=f"{name} {number}",
         exact=name not in ("sum of list", "mean method"),
     )
 
@@ -291,7 +291,7 @@ def shape(chain):
             ("zeros_like", lambda x: np.zeros_like(x, dtype="f4"), [pair]),
         ]
     )
-    chain.check(function, *arguments, told=name)
+    chain.check(function, *arguments, label=name)
 
 
 def _index(chance, lengths):
@@ -320,7 +320,7 @@ def _index(chance, lengths):
 def index(chain):
     i, chance = chain.pick(), chain.chance
     entries = _index(chance, chain.pool[i][1].shape)
-    chain.check(lambda x: x[entries], chain.pool[i], told=f"[{entries}]")
+    chain.check(lambda x: x[entries], chain.pool[i], label=f"[{entries}]")
 
 
 def assignment(chain):
@@ -344,7 +344,7 @@ def assignment(chain):
         y[entries] = value
         return y
 
-    chain.check(assigned, (x.reduced(), whole), value, told=f"[{entries}] = ")
+    chain.check(assigned, (x.reduced(), whole), value, label=f"[{entries}] = ")
 
 
 def elsewhere(chain):
@@ -352,7 +352,7 @@ def elsewhere(chain):
     chain.check(
         lambda x: chain.elsewhere(x) if isinstance(x, DArray) else x,
         chain.pool[i],
-        told="redistribute",
+        label="redistribute",
     )
 
 
@@ -363,7 +363,7 @@ def as_other_type(chain):
         _finite(chain.pool[i][1]) and is_tame(chain.pool[i][1]) and dtype.itemsize == 8
     ):
         return
-    chain.check(lambda x: x.astype(dtype), chain.pool[i], told=f"astype {dtype}")
+    chain.check(lambda x: x.astype(dtype), chain.pool[i], label=f"astype {dtype}")
 
 
 OPERATIONS = {

@@ -63,7 +63,7 @@ def test_of_parts_with_a_check_and_without():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda rank: (np.ones((2 - (rank == 2), 3)), None), "rank 2: local has shape"),
         (lambda rank: (np.ones(2, int if rank == 1 else float), None), "rank 1 has dtype int64"),
@@ -73,10 +73,10 @@ def test_of_parts_with_a_check_and_without():
         (lambda rank: (np.ones(2), (9,)), "rank 0: local has shape"),
     ],
 )
-def test_parts_that_make_up_no_array_are_an_error_on_every_rank(make, told):
+def test_parts_that_make_up_no_array_are_an_error_on_every_rank(make, message):
     def program():
         local, shape = make(dist.get_rank())
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             DArray.from_local(local, Sharding(MESH, P(("a", "b"))), shape)
 
     run_ranks(program, 4)
@@ -230,19 +230,19 @@ def test_a_shape_that_is_none_on_one_rank_is_an_error_on_all():
 @pytest.mark.parametrize("bad", [0, 1, 3])
 def test_arguments_of_one_rank_that_differ_are_named_on_all(bad):
     flat = dist.DeviceMesh("cpu", [0, 1, 2, 3])
-    told = f"rank {bad} has" if bad else "rank 1 has"
+    prefix = f"rank {bad} has" if bad else "rank 1 has"
 
     def program():
         here = dist.get_rank() == bad
         for sharding in (Sharding(MESH, P(None, "a")), Sharding(flat, P(0))):
             mine = sharding if here else Sharding(MESH, P("a"))
-            with pytest.raises(ValueError, match=f"{told} sharding"):
+            with pytest.raises(ValueError, match=f"{prefix} sharding"):
                 distribute_array(WHOLE, mine)
             part = np.ones(mine.local_shape(WHOLE.shape))
-            with pytest.raises(ValueError, match=f"{told} sharding"):
+            with pytest.raises(ValueError, match=f"{prefix} sharding"):
                 DArray.from_local(part, mine, WHOLE.shape)
         for source, message in [
-            (1, f"{told} src_data_rank"),
+            (1, f"{prefix} src_data_rank"),
             (4, "src_data_rank is 4; expected 0 to 3"),
         ]:
             with pytest.raises(ValueError, match=message):

@@ -297,11 +297,11 @@ REFUSED = [
 
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_arguments_without_a_rule_are_named_on_every_rank(case):
-    function, told = REFUSED[case]
+    function, message = REFUSED[case]
 
     def program():
         x = distribute_array(np.arange(5.0), Sharding(MESH, P("a")), src_data_rank=None)
-        with pytest.raises(ShardingError, match=told):
+        with pytest.raises(ShardingError, match=message):
             function(x)
         return MESH.all_reduce(np.ones(1))[0]
 

@@ -147,7 +147,7 @@ def test_explain_prints_a_plan(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--from", "dp"], "the following arguments are required: --to, --shape"),
         (["--from", "dq", "--to", "dp", "--shape", "8"], "'dq' is not there; expected one of dp"),
@@ -160,12 +160,12 @@ def test_explain_prints_a_plan(capsys):
         (["--from", "dp", "--to", "x", "--shape", "8", "--to-mesh", "x=2@y"], "FIRST_RANK"),
     ],
 )
-def test_explain_says_in_a_line_what_is_wrong(arguments, told, capsys):
+def test_explain_says_in_a_line_what_is_wrong(arguments, message, capsys):
     try:
         code = cli.main(["explain", "plan", "dp=2", *arguments])
     except SystemExit as left:
         code = left.code
     assert code == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1

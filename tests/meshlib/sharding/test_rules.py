@@ -204,7 +204,7 @@ REFUSED = [
     (np.add.accumulate, [A], [P()], "add.accumulate"),
     (lambda x: np.sum(x, where=True), [A], [P()], "where"),
     (lambda x: np.einsum("i...->i", x), [A], [P()], "a letter for each dim"),
-    (lambda x: np.einsum("ii->i", x), [np.eye(4)], [P("a")], "run together"),
+    (lambda x: np.einsum("ii->i", x), [np.eye(4)], [P("a")], "have the same label"),
     (lambda x: x + B, [A], [P("a")], "belongs to no mesh"),
     (lambda x: x @ W, [A], [P("a")], "belongs to no mesh.*distribute_array"),
     (lambda x: np.concatenate([x, x]), [A], [P("a")], "dim 0 of .* is split"),
@@ -215,11 +215,11 @@ REFUSED = [
 
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_what_has_no_rule_says_so_on_every_rank(case):
-    function, arrays, specs, told = REFUSED[case]
+    function, arrays, specs, message = REFUSED[case]
 
     def program():
         operands = [distributed(x, s) for x, s in zip(arrays, specs, strict=True)]
-        with pytest.raises(ShardingError, match=told):
+        with pytest.raises(ShardingError, match=message):
             function(*operands)
         return MESH.all_reduce(np.ones(1))[0]
 

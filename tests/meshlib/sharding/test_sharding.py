@@ -164,7 +164,7 @@ def test_this_rank_is_the_default():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "told"),
+    ("arguments", "error", "message"),
     [
         ((P("a", "a"),), ValueError, "'a'.*twice"),
         ((P("a"), "a"), ValueError, "'a'.*twice"),
@@ -180,8 +180,8 @@ def test_this_rank_is_the_default():
         ((P,), TypeError, "spec is"),
     ],
 )
-def test_a_wrong_spec_is_an_error_that_names_it(arguments, error, told):
-    with pytest.raises(error, match=told):
+def test_a_wrong_spec_is_an_error_that_names_it(arguments, error, message):
+    with pytest.raises(error, match=message):
         Sharding(MESH, *arguments)
 
 

@@ -158,7 +158,7 @@ def test_powersgd_of_full_rank_is_the_average(wrapper):
 
 
 def test_powersgd_feeds_back_what_it_left_out():
-    """What was applied in all steps, plus what is still kept back, is the sum of all averages."""
+    """The values applied in all steps plus the kept error are the sum of all averages."""
     steps = 7
 
     def job():

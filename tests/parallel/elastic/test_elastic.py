@@ -96,7 +96,7 @@ def test_the_others_go_on_until_the_replacement_is_there():
                 job.start()
             if elastic.size == 2 and step.number == 5 and where == "computed":
                 membership = current_world().membership
-                assert membership.wait_for_news(lambda: membership.waiting, WAIT)
+                assert membership.wait_for_change(lambda: membership.waiting, WAIT)
 
         return train(job, (3,), 9, event=event, log=log)
 
@@ -110,7 +110,7 @@ def test_the_others_go_on_until_the_replacement_is_there():
 
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_vote_that_broke_off_for_some(counted, monkeypatch):
-    """What one has committed all commit; what none has is done again."""
+    """A step that one rank has committed is committed by all; any other step is repeated."""
     log = []
     broken = []
     vote = ElasticMesh._vote
@@ -158,7 +158,7 @@ def test_the_programs_own_error_is_raised():
 
 
 def refused(state_of):
-    """What ``steps`` says of a state, on the ranks of a job and on one that comes later."""
+    """The errors of ``steps`` about a state, on the ranks of a job and on one that comes later."""
 
     def program(job):
         mesh = dist.init_device_mesh("cpu", (3,), mesh_dim_names=("dp",))

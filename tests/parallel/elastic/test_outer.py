@@ -41,7 +41,7 @@ def train(job, kind, victim, log):
 
 
 def replay(kind, log, rank):
-    """What ``rank`` should have: each replica's round computed one after the other."""
+    """The expected state of ``rank``: each replica's round computed one after the other."""
     tried = {number: ranks for me, number, ranks, _ in log if me == rank}
     shares = {(me, number): samples for me, number, ranks, samples in log if tried[number] == ranks}
     models = {me: make_model() for me in tried[0]}

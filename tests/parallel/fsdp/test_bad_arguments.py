@@ -1,4 +1,4 @@
-"""What fully_shard refuses, and how it says so."""
+"""The arguments that fully_shard refuses, and its error messages."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a fully sharded module does: parts, accumulation, frozen, shared and unused parameters."""
+"""Fully sharded modules: parts, accumulation, frozen, shared and unused parameters."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,7 @@ from tests.support.parallel.fsdp_training import (
 
 
 def at_stage(stage, module, kind, mesh, **defaults):
-    """Return the model and the optimizer of a stage, as docs/fsdp.md has them."""
+    """Return the model and the optimizer of a stage, as docs/parallelism/fsdp.md has them."""
     if stage < 2:
         model = DistributedDataParallel(module, mesh)
         if stage == 1:
@@ -54,7 +54,7 @@ def test_all_stages_train_as_one_process(stage, name):
 
 
 def test_calls_of_the_stages():
-    """What ranks ask each other for in a step; the bytes of each call are counted elsewhere."""
+    """The calls of a step; other tests count the bytes of each call."""
 
     def program(mesh):
         counts = {}

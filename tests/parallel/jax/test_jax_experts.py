@@ -11,7 +11,6 @@ jax = pytest.importorskip("jax", reason="JAX is not installed (the extra 'jax')"
 import jax.numpy as jnp  # noqa: E402
 
 import meshlib.jit as mj  # noqa: E402
-from parallel.expert import MoE  # noqa: E402
 from parallel.jax import _experts as ex  # noqa: E402
 
 TOKENS, DIM, HIDDEN, EXPERTS = 24, 6, 10, 4
@@ -109,41 +108,92 @@ def test_training_equals_one_process(dims):
     run_ranks(rank, int(np.prod(list(dims.values()))), timeout=120)
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+def by_loops(params, x, top_k, score, normalize, capacity):
+    """Return the layer's output by a loop over the choices of each token, and how many it drops.
+
+    Each expert takes ``capacity`` choices: all first ones in the order of tokens, then all second
+    ones.
+    """
+    logits = x @ params["router"]
+    scores = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    if score == "sigmoid":
+        scores = 1 / (1 + np.exp(-logits))
+    order = np.argsort(-scores, axis=-1, kind="stable")[:, :top_k]
+    y, taken, dropped = np.zeros_like(x), [0] * EXPERTS, 0
+    for choice in range(top_k):
+        for token, row in enumerate(x):
+            e = order[token, choice]
+            taken[e] += 1
+            if taken[e] > capacity:
+                dropped += 1
+                continue
+            weight = scores[token, e] / (scores[token, order[token]].sum() if normalize else 1)
+            y[token] += weight * (np.tanh(row @ params["up"][e]) @ params["down"][e])
+    return y, dropped
+
+
+LAYERS = {
+    "softmax": {},
+    "switch": {"top_k": 1},
+    "sigmoid": {"score": "sigmoid"},
+    "not normalized": {"normalize": False},
+    "normalized one": {"top_k": 1, "normalize": True, "score": "sigmoid"},
+    "all": {"top_k": EXPERTS},
+}
+
+
 @pytest.mark.parametrize("factor", [None, 0.5])
-def test_the_layer_for_modules_computes_the_same(score, factor):
-    """Also which choices are dropped, with a capacity, over two ranks."""
+@pytest.mark.parametrize("kind", LAYERS)
+def test_two_ranks_compute_what_loops_over_tokens_do(kind, factor):
+    """Also which choices are dropped, with a capacity of each rank's tokens."""
+    options = {"top_k": 2, "score": "softmax", "normalize": None} | LAYERS[kind]
+    top_k, score, normalize = options.values()
 
     def rank():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))
-        ep, me = mesh["ep"], dist.get_rank()
-        rng = np.random.default_rng(3)
-        options = {"score": score, "capacity_factor": factor, "dtype": "float64"}
-        module = MoE(DIM, HIDDEN, EXPERTS, 2, ep=ep, rng=rng, **options)
-        up, down = module.experts.up.weight.data, module.experts.down.weight.data
+        me, whole = dist.get_rank(), make_params()
+        own = {name: x[2 * me : 2 * me + 2] for name, x in whole.items() if name != "router"}
 
         @jax.jit
-        def apply(x, router, up, down):
+        def apply(params, x):
             def networks(rows, counts):
-                hidden = jax.nn.gelu(ex.grouped_matmul(rows, up, counts))
-                return ex.grouped_matmul(hidden, down, counts)
+                hidden = jnp.tanh(ex.grouped_matmul(rows, params["up"], counts))
+                return ex.grouped_matmul(hidden, params["down"], counts)
 
-            routes = ex.route(x, router, 2, score=score)
-            return ex.mixture(networks, x, *routes[:2], EXPERTS, ep, capacity_factor=factor)
+            routes = ex.route(x, whole["router"], top_k, score=score, normalize=normalize)
+            ep, factors = mesh["ep"], {"capacity_factor": factor}
+            return ex.mixture(networks, x, *routes[:2], EXPERTS, ep, **factors)
 
         x = np.random.default_rng(me).normal(size=(TOKENS, DIM))
-        weights = module.router.weight.data.T, up.transpose(1, 2, 0), down.transpose(1, 2, 0)
-        y, back = jax.vjp(apply, x, *weights)
-        np.testing.assert_allclose(y, module(x), atol=1e-12)
-        assert (module.dropped > 0) is (factor is not None)
-        grads = back(np.cos(y))
-        np.testing.assert_allclose(grads[0], module.backward(np.cos(y)), atol=1e-12)
-        np.testing.assert_allclose(grads[1].T, module.router.weight.grad, atol=1e-12)
-        np.testing.assert_allclose(
-            grads[2].transpose(2, 0, 1) / 2, module.experts.up.weight.grad, atol=1e-12
-        )
+        most = TOKENS * top_k if factor is None else int(factor * top_k * TOKENS / EXPERTS)
+        divided = top_k > 1 if normalize is None else normalize
+        expected, dropped = by_loops(whole, x, top_k, score, divided, most)
+        np.testing.assert_allclose(apply(own, x), expected, rtol=0, atol=1e-12)
+        assert (dropped > 0) is (factor is not None)
 
     run_ranks(rank, 2, timeout=120)
+
+
+def test_a_capacity_takes_first_choices_then_first_tokens():
+    chosen = jnp.array([[0, 1], [0, 1], [1, 0], [0, 2]])
+    # Rows are choice * 4 + token: expert 0 takes tokens 0 and 1, expert 1 token 2's first choice
+    # and token 0's second one.
+    rows, counts = ex.rows_by_expert(chosen, 3, 2)
+    assert rows[: counts.sum()].tolist() == [0, 1, 2, 4, 7]
+    assert counts.tolist() == [2, 2, 1]
+    assert ex.rows_by_expert(chosen, 3, None)[1].tolist() == [4, 3, 1]
+
+
+def test_balance_is_1_where_all_are_equally_busy_and_n_where_one_has_all():
+    even = ex.Routes(jnp.ones((8, 1)), jnp.arange(8)[:, None] % 4, jnp.full((8, 4), 0.25))
+    assert float(ex.balance_loss(even)) == pytest.approx(1)
+    one = jnp.zeros((8, 1), int)
+    crowded = ex.Routes(jnp.ones((8, 1)), one, jax.nn.one_hot(one[:, 0], 4))
+    assert float(ex.balance_loss(crowded)) == pytest.approx(4)
+
+
+def test_equal_scores_choose_the_first_experts():
+    assert ex.route(np.zeros((2, 3)), np.ones((3, 4)), 2).chosen.tolist() == [[0, 1]] * 2
 
 
 def test_only_rows_that_an_expert_takes_travel():

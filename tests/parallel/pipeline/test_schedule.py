@@ -1,4 +1,4 @@
-"""What a step does besides training: outputs, losses, evaluation, order, one synchronisation."""
+"""A step besides training: outputs, losses, evaluation, order, one synchronisation."""
 
 import time
 
@@ -280,7 +280,7 @@ def test_no_more_activations_are_held_than_the_table_says(name):
 
 
 def test_messages_come_while_a_rank_computes(monkeypatch):
-    """The second stage ends its first forward only when the second one's input has come."""
+    """The second stage ends its first forward only when the second one's input has arrived."""
 
     class Waiting(nn.Sequential):
         came = 0

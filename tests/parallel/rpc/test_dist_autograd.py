@@ -94,7 +94,7 @@ def test_nested_calls_and_the_same_worker_again():
         w0, w1 = rpc.RRef(Weights(W1)), rpc.remote(1, Weights, (W2,))
         x = Weights(X)
         with dist_autograd.context() as context_id:
-            # 0 -> 1 -> 0, and then 1 a second time, by way of 2.
+            # 0 -> 1 -> 0, and then 1 a second time, via 2.
             hidden = rpc.rpc_sync(1, through, (0, w0, x))
             y = rpc.rpc_sync(2, through, (1, w1, hidden))
             dist_autograd.backward(context_id, [loss_of(y, T)])

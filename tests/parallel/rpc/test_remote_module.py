@@ -37,7 +37,7 @@ def values_of(rref):
 
 
 def uses_of(rref):
-    """What waits for a backward in the module, and whether its own gradients were left alone."""
+    """The saved values in the module, and whether its own gradients were left alone."""
     module = rref.local_value()
     outstanding = sum(one.outstanding for one in module.modules())
     return outstanding, [p.uses for p in module.parameters()], [p.grad for p in module.parameters()]

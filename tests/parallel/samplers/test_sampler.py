@@ -129,7 +129,7 @@ def test_resume_within_an_epoch_continues_the_same_order():
 
 @given(st.integers(8, 100), st.integers(1, 8), st.integers(1, 8), st.integers(1, 7), st.data())
 def test_a_loader_may_draw_ahead_to_the_end(size, before, after, batch, data):
-    """What counts is what was used, also when the sampler itself is in the next epoch already."""
+    """The used samples count, even if the sampler itself is in the next epoch already."""
     samplers = [DistributedSampler(size, before, r, evaluation=True) for r in range(before)]
     batches = [DistributedBatchSampler(sampler, batch) for sampler in samplers]
     drawn = [list(own) for own in batches]

@@ -77,14 +77,14 @@ def run_rank(rank: int, folder: str, environment: dict[str, str], orders) -> Non
 
     while True:
         name, number = orders.recv()
-        said = io.StringIO()
+        message = io.StringIO()
         try:
             test = Tests(name)
             test.rank = rank
             test.file_name = f"{folder}/meet{number}"
             # Those that every test begins with, as TestDistBackend._run has it.
             limit = module.CUSTOM_PG_TIMEOUT.get(name, 60)
-            with contextlib.redirect_stdout(said):
+            with contextlib.redirect_stdout(message):
                 dist.init_process_group(
                     BACKEND,
                     init_method=f"file://{test.file_name}",
@@ -173,8 +173,8 @@ class Ranks:
             {kind for kind, _ in results.values()} if len(results) == len(self.pipes) else {"fail"}
         )
         kind = kinds.pop() if len(kinds) == 1 else "fail"
-        said = (f"rank {rank}: {kind}\n{text}" for rank, (kind, text) in sorted(results.items()))
-        return kind, "\n".join(said)
+        message = (f"rank {rank}: {kind}\n{text}" for rank, (kind, text) in sorted(results.items()))
+        return kind, "\n".join(message)
 
     def end(self):
         for process in self.processes:
@@ -213,14 +213,14 @@ def main() -> int:
                     ranks = None
                 ranks = ranks or Ranks(f"{folder}/work", wanted)
                 begin = time.monotonic()
-                kind, said = ranks.run(test, int(begin * 1000))
+                kind, message = ranks.run(test, int(begin * 1000))
                 full = test if wanted == BACKEND else f"{wanted}/{test}"
                 print(f"{kind} {full} {time.monotonic() - begin:.1f} s", flush=True)
                 ended[kind].append(full)
                 if kind == "pass":
                     passed.add(name)
                 else:
-                    print(said, flush=True)
+                    print(message, flush=True)
                 if kind == "fail":  # a test that was left in the middle leaves its group behind
                     ranks.end()
                     ranks = None

@@ -45,7 +45,7 @@ WORDS = {
     "incompatible function arguments": "callback must be callable",
     "RPC pickler does not serialize": "Can't get attribute",
 }
-"""What torch says, as its tests expect it, and what meshlib says instead."""
+"""Texts that torch's tests expect, and meshlib's texts instead."""
 MODULE = "torch.testing._internal.distributed.rpc.rpc_test"
 
 
@@ -65,7 +65,7 @@ def replace_rpc() -> types.ModuleType:
         setattr(shim, name, getattr(rpc, name))
 
     def in_torchs_words(call):
-        """What meshlib says as a ValueError, c10d says as a RuntimeError."""
+        """Turn meshlib's ValueError into c10d's RuntimeError."""
 
         def called(*args, **kwargs):
             timeout = kwargs.get("timeout")
@@ -238,11 +238,11 @@ def main() -> int:
         for number, name in enumerate(names):
             ranks = ranks or Ranks(f"{folder}/work", "rpc", run_rank, RANKS)
             begin = time.monotonic()
-            kind, said = ranks.run(name, number)
+            kind, message = ranks.run(name, number)
             print(f"{kind} {name} {time.monotonic() - begin:.1f} s", flush=True)
             ended[kind].append(name)
             if kind == "fail":
-                print(said, flush=True)
+                print(message, flush=True)
             if len(ranks.answered) < RANKS:  # the others hang, or are dead
                 ranks.end()
                 ranks = None

@@ -33,11 +33,11 @@ def run(
     Past ``seconds`` it is killed; with ``whole_group`` it has a process group of its own, and all
     of that is. (``meshrun``'s ranks, which have others, end with ``meshrun``.)
     """
-    with out.open("w") as said:
+    with out.open("w") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=said,
+            stdout=log,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
             env=environment() if env is None else env,

@@ -1,6 +1,6 @@
 """A stand-in for CuPy on a ``HostMachine``: arrays in its device memory, with NumPy's interface.
 
-A collective is done on the machine's streams, when somebody asks for the end of something. All
+A collective is done on the machine's streams, when the end of some work is queried. All
 other work waits, before it begins, for what the thread's current stream has: work that should have
 been made to wait for a collective, and was not, sees what was there before. Results are new arrays
 or views, as CuPy's; like CuPy's, arrays do not become NumPy's by themselves.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.gpu.host_driver import HostDriver, HostMachine
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 _own: ContextVar[HostDriver] = ContextVar("driver")
 
@@ -117,7 +117,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class _Pooled:
-    """Memory of the pool: let go of, it may be used again by what its stream does afterwards."""
+    """Memory of the pool: once released, its stream may use it again."""
 
     def __init__(self, nbytes: int) -> None:
         self.device = driver().current_device()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.gpu.host_driver import HostDriver, HostMemory
-from transport._deadline import Deadline
+from transport._waiting.deadline import Deadline
 
 
 class FakeArray:

@@ -22,7 +22,7 @@ from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._cuda.staged import StagedCommunicator
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._links.alone import AloneCommunicator
 from transport._nccl import NcclCommunicator
 from transport._nccl import library as nccl

@@ -1,8 +1,8 @@
 """A driver whose device memory is the host's, for running the protocols of GPUs without one.
 
-Streams are queues of work, not threads: work is done when somebody asks whether an event has come,
-and then in a random order among the streams that may go on. So work that was not ordered by an
-event gets done in the wrong order sooner or later. Memory is filled with garbage when it is
+Streams are queues of work, not threads: work is done when somebody asks whether an event has
+arrived, and then in a random order among the streams that may go on. So work that was not ordered
+by an event gets done in the wrong order sooner or later. Memory is filled with garbage when it is
 allocated and when it is freed, and every access is checked to be inside living memory.
 """
 
@@ -35,7 +35,7 @@ class _Stream:
 
 class _Moment:
     def __init__(self) -> None:
-        self.come = False
+        self.reached = False
 
 
 class HostMachine:
@@ -125,21 +125,21 @@ class HostEvent:
     def __init__(self, machine: HostMachine) -> None:
         self._machine = machine
         self.moment = _Moment()
-        self.moment.come = True
+        self.moment.reached = True
 
     def record(self, stream: int) -> None:
         moment = self.moment = _Moment()
 
-        def come() -> None:
-            moment.come = True
+        def reach() -> None:
+            moment.reached = True
 
-        self._machine.put(stream, come)
+        self._machine.put(stream, reach)
 
     def query(self) -> bool:
         if self._machine.failure is not None:
             raise DistBackendError(self._machine.failure)
         self._machine.pump()
-        return self.moment.come
+        return self.moment.reached
 
 
 class HostDriver:
@@ -199,7 +199,7 @@ class HostDriver:
 
     def wait_event(self, stream: int, event: Any, device: int | None = None) -> None:
         moment = event.moment
-        self.machine.put(stream, lambda: None, lambda: moment.come)
+        self.machine.put(stream, lambda: None, lambda: moment.reached)
 
     def allocate(self, nbytes: int, device: int) -> HostMemory:
         return HostMemory(self.machine, nbytes, device)

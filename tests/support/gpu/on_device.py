@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 
 from tests.support.gpu.host_driver import HostDriver, HostMemory
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.base import Communicator
 from transport._cuda import DeviceFlat, StreamOrder
-from transport._deadline import Deadline
 from transport._operands.reduce_op import Flat, ReduceOp
+from transport._waiting.deadline import Deadline
 
 
 class OnDevice(Communicator):
@@ -33,7 +33,7 @@ class OnDevice(Communicator):
         memory = self.driver.allocate(array.nbytes + 64, self.device)
         pointer = memory.pointer + 64  # an array seldom begins where its allocation does
         self.driver.copy_from_host(pointer, array.copy(), self.stream)
-        # A call that fails lets go of it before that, and allocators reuse memory in this order.
+        # A call that fails releases it before that, and allocators reuse memory in this order.
         self.driver.machine.put(self.stream, partial(id, memory))
         return self.flat(memory, pointer, array)
 

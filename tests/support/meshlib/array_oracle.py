@@ -58,7 +58,7 @@ FEW_VALUES = 1000  # so few are kept
 
 
 def applies(op: str, dtype: np.dtype[Any]) -> bool:
-    """Whether the specification defines ``op`` on ``dtype``."""
+    """True if the specification defines ``op`` on ``dtype``."""
     if op in {"BAND", "BOR", "BXOR"}:
         return dtype.kind in "biu"
     if op in {"AVG", "PREMUL_SUM"}:
@@ -285,7 +285,7 @@ def perform(spec: Spec, group: dist.ProcessGroup, async_op: bool) -> Any:
 
 
 def same(got: Any, wanted: Any) -> bool:
-    """Whether ``got`` is what the oracle wants: shapes, dtypes and values."""
+    """True if ``got`` is what the oracle wants: shapes, dtypes and values."""
     if isinstance(wanted, list):
         return len(got) == len(wanted) and all(map(same, got, wanted))
     if isinstance(wanted, np.ndarray):

@@ -15,8 +15,8 @@ import numpy as np
 
 from tests.support.net.far_links import FarInprocCommunicator, FarLink
 from tests.support.transport.rank_threads import Member
-from transport._call import Call
-from transport._header import Kind
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 KINDS = [

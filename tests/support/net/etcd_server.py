@@ -1,4 +1,4 @@
-"""An etcd of the tests' own, of one member or several; where there is none, its tests are skipped.
+"""An etcd of the tests' own, of one member or several; if there is none, its tests are skipped.
 
 ``make test-etcd`` installs it (Debian's etcd-server).
 """

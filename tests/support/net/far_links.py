@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from transport._call import Call
-from transport._inproc import InprocCommunicator, InprocLink
+from transport._calls.call import Call
+from transport._inproc.communicator import InprocCommunicator, InprocLink
 from transport._link import OnPiece, Request
 from transport._tcp import TcpCommunicator
 from transport._tcp.link import TcpLink

@@ -16,7 +16,7 @@ def reset(sock: socket.socket) -> None:
 
 
 def await_end(sock: socket.socket) -> None:
-    """Return when the other end's reset has come."""
+    """Return when the other end's reset has arrived."""
     poller = select.poll()
     poller.register(sock, 0)  # POLLHUP comes unasked
     assert poller.poll(LONG * 1000)

@@ -11,7 +11,6 @@ import numpy as np
 
 from tests.support.transport.rank_threads import LONG, Member
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._net.auth import authenticate
 from transport._operands.reduce_op import ReduceOp
 from transport._place import this_machine
@@ -20,6 +19,7 @@ from transport._store.prefix_store import PrefixStore
 from transport._tcp import TcpCommunicator
 from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
+from transport._waiting.deadline import Deadline
 
 SOON = LONG / 3
 SECRET = b"secret of the tests"

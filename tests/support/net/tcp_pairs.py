@@ -6,11 +6,11 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from transport._call import Call
-from transport._deadline import Deadline
-from transport._header import NO_ROOT, CallHeader, Kind
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._net.tls import TlsSocket
 from transport._tcp.link import FrameWorker, TcpLink
+from transport._waiting.deadline import Deadline
 
 LONG = 60.0
 

@@ -12,7 +12,43 @@ from parallel import (
     optim,
 )
 
-VOCABULARY, WIDTH, HEADS, KV_HEADS, LENGTH, BATCH = 24, 16, 8, 4, 16, 2
+VOCABULARY, WIDTH, HEADS, LENGTH, BATCH = 24, 16, 8, 16, 2
+
+
+class Attention(nn.Module):
+    """Causal self-attention of the heads here: all, or those that ``parallelize`` has left."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(WIDTH, WIDTH, **options) for _ in range(4)
+        )
+
+    def forward(self, x):
+        q, k, v = (self.by_head(layer(x)) for layer in (self.query, self.key, self.value))
+        scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+        scores[..., np.triu(np.ones(scores.shape[-2:], bool), 1)] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        self.save_for_backward((q, k, v, weights))
+        return self.output(self.joined(weights @ v))
+
+    def backward(self, grad):
+        grad = self.by_head(self.output.backward(grad))
+        q, k, v, weights = self.saved()
+        of_weights = grad @ v.swapaxes(-1, -2)
+        inner = (of_weights * weights).sum(axis=-1, keepdims=True)
+        of_scores = weights * (of_weights - inner) * q.shape[-1] ** -0.5
+        x_grad = self.value.backward(self.joined(weights.swapaxes(-1, -2) @ grad))
+        x_grad += self.key.backward(self.joined(of_scores.swapaxes(-1, -2) @ q))
+        x_grad += self.query.backward(self.joined(of_scores @ k))
+        return x_grad
+
+    def by_head(self, x):
+        return x.reshape(*x.shape[:2], -1, WIDTH // HEADS).swapaxes(1, 2)
+
+    def joined(self, x):
+        return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
 
 class Block(nn.Module):
@@ -20,7 +56,7 @@ class Block(nn.Module):
         super().__init__()
         options = {"rng": rng, "dtype": dtype}
         self.attention_norm = nn.RMSNorm(WIDTH, dtype=dtype)
-        self.attention = nn.MultiHeadAttention(WIDTH, HEADS, KV_HEADS, bias=True, **options)
+        self.attention = Attention(options)
         self.mlp_norm = nn.LayerNorm(WIDTH, dtype=dtype)
         self.up = nn.Linear(WIDTH, 2 * WIDTH, **options)
         self.gelu = nn.GELU()

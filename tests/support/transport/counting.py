@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
-from transport._inproc import InprocCommunicator, InprocLink
+from transport._inproc.communicator import InprocCommunicator, InprocLink
 from transport._link import Link, Request
 
 

@@ -1,4 +1,4 @@
-"""Deadlines that pass, and must not do so before all ranks but one have come."""
+"""Deadlines that pass, and must not do so before all ranks but one have arrived."""
 
 from __future__ import annotations
 

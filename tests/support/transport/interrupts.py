@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-from transport._interrupts import InterruptHandler
+from transport._waiting.interrupts import InterruptHandler
 
 # Behind these Python looks for signals; behind a call only if that was not of Python code.
 _LOOKS = {

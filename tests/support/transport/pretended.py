@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.transport.rank_threads import Transport
-from transport._auto import choose
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._hierarchical import HierarchicalCommunicator
+from transport._hierarchical.auto import choose
 from transport._hierarchical.hosts import MembersByHost, Spread
 from transport._links.communicator import LinkCommunicator
 from transport._operands.compression import Compression

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from tests.support.net.certificates import tls_of_the_tests
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._choosing.choice import DEFAULT, Thresholds
-from transport._codes import dtype_code
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, PeerLostError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._links.alone import AloneCommunicator
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._place import this_place
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
 
 LONG = 60.0
 """Seconds after which a test that should never wait gives up."""

@@ -14,9 +14,9 @@ import pytest
 
 from tests.support.net.far_links import FarInprocCommunicator
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
-from transport._header import Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp, premul_sum
 
 SEGMENT = 256
@@ -105,7 +105,7 @@ def test_what_arrives_is_bounded(n: int) -> None:
     assert held <= 40 * SEGMENT + 4096 * (n - 1).bit_length()  # the least that a slot takes
 
 
-def test_a_chain_passes_a_segment_on_when_it_has_come() -> None:
+def test_a_chain_passes_a_segment_on_when_it_has_arrived() -> None:
     chunks = 7
 
     def body(m: Member) -> list[Any]:

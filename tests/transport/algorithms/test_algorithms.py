@@ -1,4 +1,4 @@
-"""The algorithms' frames and bytes, as docs/algorithms.md states them; and their parts."""
+"""The algorithms' frames and bytes, as docs/inside/algorithms.md states them; and their parts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from tests.support.transport.counting import Count, counting
 from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
-from transport._header import Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.flat import Scratch, as_bytes, part_bounds, segments_of
 from transport._operands.order import StreamingReduction
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum

@@ -12,9 +12,9 @@ import pytest
 from tests.support.net.far_links import FarInprocCommunicator
 from tests.support.transport.rank_threads import Member, Transport, run_group
 from transport._algorithms.compressed import LEAST_BYTES
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
-from transport._header import Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.compression import Compression
 from transport._operands.reduce_op import ReduceOp, error_feedback
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.support.transport.counting import Count, counting
 from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Algorithm, Thresholds
 from transport._choosing.cost import CollectiveCost, Cost, work_of
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
@@ -135,7 +135,7 @@ def test_one_rank_does_nothing() -> None:
 
 @pytest.mark.parametrize("kind", [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.REDUCE_SCATTER], ids=str)
 @pytest.mark.parametrize("n", [32, 256, 1024])
-def test_large_groups_double_as_long_as_the_model_says_that_it_pays(kind: Kind, n: int) -> None:
+def test_large_groups_double_while_it_pays_in_the_model(kind: Kind, n: int) -> None:
     beta = 1e-9
     cost = Cost(DEFAULT.frame * beta, beta, 0.0, 1e9)
     never = replace(

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.net.clocked_links import KINDS, Clocked, Clocks, delays_of
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._choosing.cost import work_of
-from transport._header import Kind
 
 
 def delays(kind: Kind, nbytes: int, size: int, table: Thresholds) -> int:
@@ -62,5 +62,5 @@ def test_the_table_of_the_docs() -> None:
             shown = "barrier" if kind is Kind.BARRIER else f"{kind.name.lower()}, {text}"
             found = [work_of(kind, nbytes, 1 << k, DEFAULT).delays for k in range(1, 7)]
             rows.append(f"| {shown} | {' | '.join(map(str, found))} |")
-    page = Path(__file__).parents[3] / "docs" / "algorithms.md"
+    page = Path(__file__).parents[3] / "docs/inside/algorithms.md"
     assert "\n".join(rows) in page.read_text()

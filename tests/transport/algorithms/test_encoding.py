@@ -1,4 +1,4 @@
-"""What compressed reductions send: how far numbers are moved, and by whom they are told."""
+"""Compressed reductions: how far their encodings change numbers, and how NaN is kept."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_largest_number_stays_finite(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_told_and_stays_in_its_block(name: str, strange: float) -> None:
+def test_nan_and_inf_spoil_only_their_block(name: str, strange: float) -> None:
     values = np.ones(3 * BLOCK + 5, np.float32)
     values[BLOCK + 7] = strange
     found = there_and_back(name, values)
@@ -120,7 +120,7 @@ def test_what_was_encoded_is_encoded_to_itself(name: str, size: int) -> None:
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("value", [2.0**-149, 1e-43, 1e-40, 1.01e-36, 1.5e-36, 2e-36, 1e-34])
-def test_numbers_that_are_hardly_any_come_out_as_others_do(name: str, value: float) -> None:
+def test_numbers_near_the_limits_of_float32_are_as_exact_as_others(name: str, value: float) -> None:
     """Where a scale, or its inverse, is none that float32 has; beside blocks of other sizes."""
     values = np.ones(3 * BLOCK + 10, np.float32)
     values[BLOCK : 2 * BLOCK] = np.linspace(-value, value, BLOCK)

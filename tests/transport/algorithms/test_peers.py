@@ -1,4 +1,4 @@
-"""Whom an algorithm is said to need links to is whom it uses."""
+"""Each algorithm uses links to exactly the peers that it declares."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Algorithm, Thresholds
 from transport._choosing.peers import peers_of
-from transport._header import Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp
 
 LARGE = Thresholds(
@@ -26,19 +26,19 @@ RING = replace(LARGE, pairwise_ranks=1)
 
 
 class Recording(InprocCommunicator):
-    """Notes whom it has links to, and whom it was told to reach."""
+    """Records its links, and the peers given to ``reach``."""
 
     def __init__(self, membership: Any, table: Any) -> None:
         super().__init__(membership, table)
         self.used: set[int] = set()
-        self.told: list[list[int]] = []
+        self.reached: list[list[int]] = []
 
     def link(self, peer: int, call: Any) -> Any:
         self.used.add(peer)
         return super().link(peer, call)
 
     def reach(self, peers: Any, call: Any) -> None:
-        self.told.append(list(peers))
+        self.reached.append(list(peers))
 
 
 def all_gather(m: Member) -> None:
@@ -98,7 +98,7 @@ def test_links_that_are_needed_are_known_before(
         peers = peers_of(algorithm, m.rank, n, ROOT)
         assert len(peers) == len(set(peers))
         assert comm.used == set(peers)
-        assert comm.told == ([peers] if len(peers) > 1 else [])
+        assert comm.reached == ([peers] if len(peers) > 1 else [])
 
     run_group(Transport("recording", Recording), n, run, table)
 
@@ -115,7 +115,7 @@ def test_a_reduction_in_parts_needs_the_links_of_its_two_halves(n: int) -> None:
         comm = m.comm
         assert isinstance(comm, Recording)
         ways = Algorithm.PAIRWISE, Algorithm.DIRECT
-        told = [peers_of(way, m.rank, n, ROOT) for way in ways]
-        assert comm.told == [peers for peers in told if len(peers) > 1]
+        expected = [peers_of(way, m.rank, n, ROOT) for way in ways]
+        assert comm.reached == [peers for peers in expected if len(peers) > 1]
 
     run_group(Transport("recording", Recording), n, run, CHAIN)

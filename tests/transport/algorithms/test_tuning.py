@@ -24,7 +24,7 @@ from transport._choosing.tuning import (
     shipped,
 )
 from transport._communicators.runtime import Membership, Runtime
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
 
@@ -80,7 +80,7 @@ def with_tcp(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("{", "here is no tuning: Expecting"),
+        ("{", "here is not a tuning file: Expecting"),
         ("[]", "mapping, not list"),
         (document(format=2), "format is 2, expected 1"),
         (document(source=3), "source is 3, expected text"),
@@ -123,7 +123,7 @@ def test_a_file_is_chosen_by_the_environment(
     assert load(str(path)) == TUNING
 
 
-def test_what_is_shipped_says_where_it_was_measured_and_what_messages_cost() -> None:
+def test_the_shipped_table_names_its_machine_and_the_cost_of_messages() -> None:
     tuning = shipped()
     assert tuning.source.startswith("meshlib tune, 20")
     for transport in ("tcp", "shm"):

@@ -50,7 +50,7 @@ SIZES = st.lists(st.integers(1, 2 * STAGE_BYTES), min_size=1, max_size=5)
 
 @settings(max_examples=60, deadline=None)
 @given(FRAMES, SIZES)
-def test_frames_come_out_as_they_went_in(frames, sizes):
+def test_frames_are_read_as_they_were_written(frames, sizes):
     random = np.random.default_rng(1)
     stream, expected = b"", []
     for kind, call, size, buffers, flags in frames:
@@ -104,7 +104,7 @@ def test_what_no_machine_can_hold_is_refused(header, words):
         read_all(data)
 
 
-def test_the_end_of_a_stream_says_whether_a_message_was_cut():
+def test_the_end_of_a_stream_shows_whether_a_message_was_cut():
     whole = b"".join(pack(FIRST_KIND, 1, b"data"))
     for data, words in ((whole, "it hung up$"), (whole[:-1], "in the middle of a frame")):
         sock, reader = Pieces(data, (1 << 20,)), FrameReader()

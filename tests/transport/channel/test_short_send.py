@@ -43,14 +43,14 @@ def fill(sock: socket.socket) -> int:
     return sent
 
 
-def test_where_it_would_have_to_wait_it_says_so(pair: Pair) -> None:
+def test_it_returns_false_instead_of_waiting(pair: Pair) -> None:
     sent = fill(pair[0])
     assert sent < 1 << 30
     pair[0].close()
     assert sum(map(len, iter(lambda: pair[1].recv(1 << 20), b""))) == sent
 
 
-def test_the_end_is_told_as_a_socket_tells_it(pair: Pair) -> None:
+def test_the_end_is_reported_as_by_a_socket(pair: Pair) -> None:
     pair[1].close()
     with pytest.raises(BrokenPipeError):
         ShortSend(pair[0]).send(b"x", FLAGS)

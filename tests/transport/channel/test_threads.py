@@ -38,7 +38,7 @@ class Source:
         self.by.append(threading.current_thread().name)
 
 
-def test_a_thread_looks_where_its_job_came_from() -> None:
+def test_a_thread_looks_again_at_the_source_of_its_job() -> None:
     threads = ThreadPool("looking", 4, lambda: None, lambda error: None)
     inward, outward = os.pipe()
     try:

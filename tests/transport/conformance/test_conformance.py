@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.transport.collective_oracle import reduced
 from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
-from transport._header import Kind
+from transport._calls.header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
 GROUP_SIZES = (1, 2, 3, 4, 5, 7)
@@ -180,7 +180,7 @@ def same(left: Flat, right: Flat) -> bool:
 
 
 def expect(case: Case, n: int) -> list[Any]:
-    """What every member must end up with, by rank (None: nothing)."""
+    """The expected result of every member, by rank (None: no result)."""
     factors = [factor(rank) for rank in range(n)] if case.op == "PREMUL_SUM" else None
     match case.kind:
         case Kind.ALL_REDUCE:
@@ -210,7 +210,7 @@ def expect(case: Case, n: int) -> list[Any]:
 
 
 def _crossing(case: Case, src: int, dst: int) -> Flat:
-    """What ``src`` sends to ``dst`` in an all_to_all: sizes depend on both."""
+    """The part that ``src`` sends to ``dst`` in an all_to_all: sizes depend on both."""
     return case.values(src, (src + 2 * dst) % len(case.sizes))
 
 
@@ -431,7 +431,9 @@ def test_default_thresholds_on_large_arrays(transport: Transport, n: int) -> Non
 
 
 @pytest.mark.parametrize("n", GROUP_SIZES)
-def test_no_member_leaves_a_barrier_before_the_last_has_come(transport: Transport, n: int) -> None:
+def test_no_member_leaves_a_barrier_before_the_last_has_entered(
+    transport: Transport, n: int
+) -> None:
     arrived = [0] * n
 
     def body(member: Member) -> None:

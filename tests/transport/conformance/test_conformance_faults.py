@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader, Kind
 from transport._choosing.choice import DEFAULT
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import CallHeader, Kind
 from transport._links.communicator import LinkCommunicator
 from transport._net.sockets import recv_exact_into
 from transport._operands.flat import part_bounds, segments_of
 from transport._operands.reduce_op import ReduceOp
 from transport._tcp.link import TcpLink
+from transport._waiting.deadline import Deadline
 
 SOON = LONG / 3
 """A wake-up that takes longer than this was a deadline, not a wake-up."""
@@ -179,7 +179,7 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
 @pytest.mark.parametrize("scale", [1, 50, 100_000], ids=["small", "ring", "large"])
-def test_members_that_disagree_both_learn_it_and_keep_their_data(
+def test_both_members_of_a_mismatch_raise_and_keep_their_data(
     transport: Transport, what: str, scale: int
 ) -> None:
     gate = gather_gates(2)

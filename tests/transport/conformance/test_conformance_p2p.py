@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._deadline import Deadline
+from transport._calls.header import Kind
 from transport._errors import CommunicatorTimeoutError, HeaderMismatchError, PeerLostError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Deadline
 
 
 def number(value: float) -> np.ndarray:
@@ -300,7 +300,7 @@ def test_a_receive_that_timed_out_takes_no_later_message(transport: Transport) -
     run_group(transport, 2, body)
 
 
-def test_the_call_says_whom_it_waits_for(transport: Transport) -> None:
+def test_the_call_names_the_awaited_peer(transport: Transport) -> None:
     waits = threading.Event()
 
     def body(member: Member) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 @functools.cache
 def load() -> Any:
-    """The library, or None where there is none."""
+    """The library, or None if there is none."""
     packaged = [
         found
         for folder in sys.path
@@ -38,7 +38,7 @@ def version() -> tuple[int, int]:
 
 
 def architectures() -> list[int]:
-    """What this NVRTC compiles for: 80, 90 …"""
+    """The architectures of this NVRTC: 80, 90 …"""
     count = ctypes.c_int()
     assert load().nvrtcGetNumSupportedArchs(ctypes.byref(count)) == 0
     found = (ctypes.c_int * count.value)()

@@ -14,7 +14,7 @@ from tests.transport.conformance.test_conformance import (  # noqa: F401 (collec
     test_default_thresholds_on_large_arrays,
     test_every_collective_gives_what_the_oracle_gives,
     test_float_sums_are_as_accurate_as_their_reduction_dtype,
-    test_no_member_leaves_a_barrier_before_the_last_has_come,
+    test_no_member_leaves_a_barrier_before_the_last_has_entered,
     test_premul_sum_takes_an_array_of_factors,
     test_results_are_the_same_bits_on_every_rank_and_in_a_second_run,
 )
@@ -24,20 +24,20 @@ from tests.transport.conformance.test_conformance_faults import (  # noqa: F401
     test_a_peer_that_closes_is_missed_at_once,
     test_abort_wakes_point_to_point_calls,
     test_aborting_and_closing_without_a_call_leaves_nothing,
-    test_members_that_disagree_both_learn_it_and_keep_their_data,
+    test_both_members_of_a_mismatch_raise_and_keep_their_data,
 )
 from tests.transport.conformance.test_conformance_p2p import (  # noqa: F401
     test_any_source_returns_the_sender_and_keeps_each_ones_order,
     test_messages_match_by_tag_and_never_overtake,
 )
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.runtime import Membership
 from transport._cuda_ipc import CudaIpcCommunicator
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError, DistBackendError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
+from transport._waiting.deadline import Deadline
 
 
 def make(membership: Membership, table: Thresholds) -> OnDevice:

@@ -29,7 +29,7 @@ NAMES = {
 
 
 class Cuda:
-    """What the stand-in says, and what it was asked."""
+    """The stand-in's answers and recorded requests."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -134,14 +134,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         ({"available": False}, "CuPy finds no libnccl.*pip install nccl4py"),
         ({"available": True, "get_version": lambda: 2708}, "NCCL 2.7.8 is too old; expected 2.10"),
     ],
 )
-def test_a_missing_nccl_and_one_that_is_too_old_say_what_to_install(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], said: str
+def test_a_missing_or_old_nccl_is_an_error_with_the_remedy(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], message: str
 ) -> None:
     module = ModuleType("cupy.cuda.nccl")
     functions = dict.fromkeys(["get_unique_id", "groupStart", "groupEnd"], lambda: None)
@@ -150,17 +150,17 @@ def test_a_missing_nccl_and_one_that_is_too_old_say_what_to_install(
     monkeypatch.setitem(sys.modules, "cupy.cuda", package)
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", module)
     monkeypatch.setitem(sys.modules, "nccl", None)
-    with pytest.raises(DistBackendError, match=said):
+    with pytest.raises(DistBackendError, match=message):
         load_nccl()
 
 
-def test_a_cupy_that_is_too_old_says_so(cuda: Cuda) -> None:
+def test_a_cupy_that_is_too_old_is_refused(cuda: Cuda) -> None:
     sys.modules["cupy"].__version__ = "13.6.0"
     with pytest.raises(DistBackendError, match=r"CuPy 13\.6\.0 is too old; expected 14"):
         cuda_driver()
 
 
-def test_an_event_has_come_only_when_cuda_says_so(cuda: Cuda) -> None:
+def test_an_event_is_over_once_cuda_reports_it(cuda: Cuda) -> None:
     event = cuda_driver().create_event(0)
     cuda.status = NOT_READY
     assert not event.query()
@@ -175,7 +175,9 @@ def test_an_event_has_come_only_when_cuda_says_so(cuda: Cuda) -> None:
     ("status", "hint"),
     [(INSUFFICIENT, "install a newer driver"), (NO_DEVICE, "see CUDA_VISIBLE_DEVICES")],
 )
-def test_a_missing_driver_or_gpu_says_what_to_do(cuda: Cuda, status: int, hint: str) -> None:
+def test_a_missing_driver_or_gpu_is_an_error_with_the_remedy(
+    cuda: Cuda, status: int, hint: str
+) -> None:
     driver = cuda_driver()
     cuda.status = status
     with pytest.raises(DistBackendError, match=hint):
@@ -191,7 +193,7 @@ def test_memory_is_shared_from_a_thread_that_has_used_no_device(cuda: Cuda) -> N
     assert found == [(b"handle of 4096", 24)]
 
 
-def test_a_peer_s_memory_that_cannot_be_opened_says_what_to_use(cuda: Cuda) -> None:
+def test_a_peer_s_memory_that_cannot_be_opened_is_an_error_with_the_remedy(cuda: Cuda) -> None:
     driver = cuda_driver()
     assert driver.open(b"handle", 0) == 4096
     cuda.status = 217  # cudaErrorPeerAccessUnsupported

@@ -16,27 +16,27 @@ from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, 
 from tests.transport.conformance.test_conformance import (  # noqa: F401 (collected here, over NCCL)
     test_default_thresholds_on_large_arrays,
     test_every_collective_gives_what_the_oracle_gives,
-    test_no_member_leaves_a_barrier_before_the_last_has_come,
+    test_no_member_leaves_a_barrier_before_the_last_has_entered,
     test_premul_sum_takes_an_array_of_factors,
 )
 from tests.transport.conformance.test_conformance_p2p import (  # noqa: F401
     test_any_source_returns_the_sender_and_keeps_each_ones_order,
     test_messages_match_by_tag_and_never_overtake,
 )
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._cuda import DeviceFlat
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     DistBackendError,
 )
-from transport._header import Kind
 from transport._nccl import NcclCommunicator, library
 from transport._nccl.library import check_version, has_provider, load_nccl, version_text
 from transport._operands.reduce_op import ReduceOp
+from transport._waiting.deadline import Deadline
 
 NCCL = Transport("nccl", make_nccl, has_links=False, shows_links=False, on_device=True)
 
@@ -84,7 +84,7 @@ def shared_gpu(membership: Membership, table: Thresholds) -> OnDevice:
     )
 
 
-def test_two_ranks_on_one_gpu_are_told_what_to_do() -> None:
+def test_two_ranks_on_one_gpu_get_an_error_with_the_remedy() -> None:
     def body(member: Member) -> None:
         with pytest.raises(DistBackendError) as refused:
             member.all_reduce(np.ones(3, np.float32), ReduceOp.SUM)
@@ -94,7 +94,7 @@ def test_two_ranks_on_one_gpu_are_told_what_to_do() -> None:
     run_group(Transport("shared", shared_gpu), 2, body, global_ranks=(4, 7))
 
 
-def test_members_with_different_releases_of_nccl_are_told() -> None:
+def test_members_with_different_releases_of_nccl_get_an_error() -> None:
     def make(membership: Membership, table: Thresholds) -> OnDevice:
         driver = HostDriver(membership.store.in_process("machine", lambda: HostMachine(2)))
         library = FakeNccl(driver, 22703 + 100 * membership.rank)
@@ -108,7 +108,7 @@ def test_members_with_different_releases_of_nccl_are_told() -> None:
     run_group(Transport("versions", make), 2, body)
 
 
-def test_an_error_of_the_provider_says_in_which_call() -> None:
+def test_an_error_of_the_provider_names_the_call() -> None:
     class OwnError(Exception):
         """No RuntimeError, as nccl4py's is none."""
 
@@ -158,14 +158,14 @@ def test_an_nccl_that_is_too_old_is_refused() -> None:
     assert version_text(22703) == "2.27.3"
 
 
-def test_without_nccl_the_error_says_what_to_install() -> None:
+def test_without_nccl_the_error_names_the_package() -> None:
     if has_provider():
         pytest.skip("NCCL is installed here")
     with pytest.raises(DistBackendError, match=r"pip install nccl4py .* 'cuda:staged'"):
         load_nccl()
 
 
-def test_a_member_that_does_not_come_is_named_at_the_deadline() -> None:
+def test_a_missing_member_is_named_at_the_deadline() -> None:
     gate = threading.Barrier(2, timeout=LONG)
 
     def body(member: Member) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.support.transport.pretended import pretended
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._auto import choose
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.backends import lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
-from transport._header import Kind
 from transport._hierarchical import HierarchicalCommunicator
+from transport._hierarchical.auto import choose
 from transport._operands.reduce_op import ReduceOp
 from transport._place import Place
 from transport._shm import ShmCommunicator
@@ -72,7 +72,7 @@ def test_symmetric_memory_is_there_whatever_is_chosen() -> None:
         run_group(pretended(placement), 2, body)
 
 
-def test_ranks_that_cannot_share_memory_use_tcp_and_say_so_once(
+def test_ranks_that_cannot_share_memory_use_tcp_and_log_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def body(member: Member) -> None:
@@ -105,7 +105,7 @@ def test_everybody_can_talk_to_everybody_and_to_itself(placement: str) -> None:
 
 
 @pytest.mark.parametrize("placement", ["aaa", "aab", "abc"])
-def test_any_source_hears_those_near_and_those_far(placement: str) -> None:
+def test_any_source_receives_from_near_and_far(placement: str) -> None:
     count = 20
 
     def body(member: Member) -> None:
@@ -145,7 +145,7 @@ def test_a_message_from_afar_wakes_who_waits_for_neighbours_too() -> None:
         run_group(pretended(placement), 3, body)
 
 
-def test_two_members_can_talk_before_a_third_has_come() -> None:
+def test_two_members_can_talk_before_a_third_has_arrived() -> None:
     talked = threading.Event()
 
     def make(membership: Membership, table: Thresholds) -> Communicator:

@@ -20,6 +20,7 @@ from tests.support.transport.counting import Count, counting
 from tests.support.transport.growing import with_growing_deadlines
 from tests.support.transport.pretended import Across, pretended
 from tests.support.transport.rank_threads import LONG, TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
@@ -29,9 +30,8 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import Kind
 from transport._hierarchical import HierarchicalCommunicator
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.flat import part_bounds
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
@@ -299,7 +299,7 @@ def test_allocated_memory_is_reduced_like_any_other(hosts: str) -> None:
 # ---------------------------------------------------------------- trouble
 
 
-def test_errors_inside_a_host_speak_of_the_whole_group() -> None:
+def test_errors_inside_a_host_name_ranks_of_the_whole_group() -> None:
     """Ranks 1 and 3 are on one host; there, rank 3 is number 1."""
     ranks = (5, 6, 7, 8)
 
@@ -317,7 +317,7 @@ def test_errors_inside_a_host_speak_of_the_whole_group() -> None:
 
 
 @pytest.mark.parametrize("peer", [1, 2], ids=["on another host", "on the same"])
-def test_deadlines_and_waits_speak_of_the_whole_group(peer: int) -> None:
+def test_deadlines_and_waits_name_ranks_of_the_whole_group(peer: int) -> None:
 
     def body(member: Member) -> None:
         member.barrier()
@@ -361,7 +361,7 @@ def test_deadlines_and_waits_speak_of_the_whole_group(peer: int) -> None:
 
 
 @pytest.mark.parametrize("hosts", ["aab", "aabb", "abab", "aaabc"])
-def test_members_of_one_host_that_disagree_learn_it(hosts: str) -> None:
+def test_members_of_one_host_that_disagree_raise(hosts: str) -> None:
     """They wait for each other on different levels, and yet are told before the deadline."""
     near, last = hosts.index(hosts[0], 1), len(hosts) - 1
     started = threading.Barrier(len(hosts), timeout=LONG)
@@ -378,13 +378,13 @@ def test_members_of_one_host_that_disagree_learn_it(hosts: str) -> None:
                 member.all_reduce(buffer, ReduceOp.SUM)
         except (HeaderMismatchError, PeerLostError, CommunicatorAbortedError) as error:
             member.comm.abort("members disagree")
-            told = isinstance(error, HeaderMismatchError)
-            return told and hosts[error.peer] == hosts[member.rank]
+            differs = isinstance(error, HeaderMismatchError)
+            return differs and hosts[error.peer] == hosts[member.rank]
         return False
 
     begin = time.monotonic()
-    told = run_group(on_hosts(hosts), len(hosts), body, TABLE)
-    assert any(told)
+    named = run_group(on_hosts(hosts), len(hosts), body, TABLE)
+    assert any(named)
     assert time.monotonic() - begin < SOON
 
 
@@ -424,7 +424,7 @@ def test_one_failure_ends_the_call_on_all_levels(hosts: str, victim: int, in_ord
     assert max(run_group(on_hosts(hosts), n, body, TABLE)) < SOON
 
 
-def test_a_member_that_never_comes_is_named() -> None:
+def test_a_missing_member_is_named() -> None:
     """Before anybody knows who is on which host."""
     gate, there = threading.Barrier(2, timeout=LONG), threading.Event()
 
@@ -449,7 +449,7 @@ def test_a_member_that_never_comes_is_named() -> None:
     run_group(Transport("late", make), 3, body, TABLE)
 
 
-def test_an_abort_ends_the_wait_for_members_that_have_not_come() -> None:
+def test_an_abort_ends_the_wait_for_missing_members() -> None:
     gate = threading.Barrier(2, timeout=LONG)
 
     def make(membership: Membership, table: Thresholds) -> Communicator:

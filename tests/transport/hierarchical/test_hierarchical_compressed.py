@@ -10,8 +10,8 @@ import pytest
 from tests.support.transport.counting import Count, counting
 from tests.support.transport.pretended import pretended
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
-from transport._header import Kind
 from transport._operands.compression import Compression
 from transport._operands.reduce_op import ReduceOp, error_feedback
 from transport._place import Place

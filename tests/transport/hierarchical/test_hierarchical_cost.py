@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.net.clocked_links import KINDS
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Algorithm
 from transport._choosing.cost import Cost, work_of
-from transport._header import Kind
 from transport._hierarchical.cost import HostsCost, Shape, inside_bytes, phases
 
 INSIDE = Cost(alpha=1e-6, beta=1e-10, gamma=1e-11, parallelism=8)

@@ -1,4 +1,4 @@
-"""Which members are on which host, as the hierarchical transport sees it."""
+"""The placement of members on hosts, as the hierarchical transport sees it."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_a_place_that_is_none_is_refused() -> None:
             Place.decode(data)
 
 
-def test_this_place_is_the_same_for_all_who_ask() -> None:
+def test_this_place_is_the_same_for_all_callers() -> None:
     assert this_place() == this_place()
     assert this_place().machine

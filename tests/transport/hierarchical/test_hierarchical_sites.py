@@ -16,11 +16,11 @@ import pytest
 from tests.support.transport.counting import Count, counting
 from tests.support.transport.pretended import Across, pretended
 from tests.support.transport.rank_threads import TINY, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._errors import PeerLostError
-from transport._header import Kind
 from transport._hierarchical.hosts import MembersByHost
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place, this_place
 
@@ -223,7 +223,7 @@ def test_allocated_memory_is_reduced_like_any_other(hosts: str) -> None:
     run_group(placed(hosts), len(hosts), body, TABLE)
 
 
-def test_errors_inside_a_host_speak_of_the_whole_group() -> None:
+def test_errors_inside_a_host_name_ranks_of_the_whole_group() -> None:
     """Ranks 3 and 5 are on host d, whose site has ranks 1 and 4 as well."""
 
     def body(member: Member) -> None:

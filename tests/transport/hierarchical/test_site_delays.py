@@ -12,8 +12,8 @@ import pytest
 from tests.support.net.clocked_links import KINDS, Clocked, Clocks, delays_of
 from tests.support.transport.pretended import pretended
 from tests.support.transport.rank_threads import Member, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
-from transport._header import Kind
 from transport._place import Place
 
 LARGE = Thresholds(

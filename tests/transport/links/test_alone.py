@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.backends import BackendEntry, lookup
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -25,12 +25,12 @@ from transport._errors import (
     DistStoreError,
     HeaderMismatchError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
-from transport._inproc import InprocCommunicator
+from transport._inproc.communicator import InprocCommunicator
 from transport._links.alone import AloneCommunicator
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport._store import FileStore, HashStore, Store
 from transport._tcp import TcpCommunicator
+from transport._waiting.deadline import Deadline
 
 ON_HOST = ["auto", "inproc", "shm", "tcp"]
 
@@ -60,14 +60,14 @@ def test_every_backend_for_host_memory_hands_it_out_and_starts_nothing(name: str
     comm.close()
 
 
-def test_a_third_partys_backend_gets_it_too_and_is_asked_for_two() -> None:
+def test_a_third_partys_backend_is_used_from_two_members_on() -> None:
     entry = BackendEntry("theirs", InprocCommunicator, ("cpu",))
     assert type(entry.make(only_member())) is AloneCommunicator
     pair = Membership("group", 0, (0, 1), HashStore(), Runtime())
     assert type(entry.make(pair)) is InprocCommunicator
 
 
-def test_what_a_transport_asks_for_is_asked_for_as_well(tmp_path: Path) -> None:
+def test_the_requirements_of_a_transport_hold_for_one_member_too(tmp_path: Path) -> None:
     elsewhere = pytest.raises(DistStoreError, match="expected a HashStore")
     with closing(FileStore(str(tmp_path / "store"))) as store, elsewhere:
         lookup("inproc").make(only_member(store))
@@ -99,7 +99,7 @@ def test_messages_to_itself_are_matched_and_checked() -> None:
 
 
 @pytest.mark.parametrize("end", ["abort", "close"])
-def test_every_call_after_the_end_says_why(end: str) -> None:
+def test_every_call_after_the_end_raises_the_reason(end: str) -> None:
     comm = made()
     reason = "enough" if end == "abort" else "the communicator was closed"
     comm.abort("enough") if end == "abort" else comm.close()

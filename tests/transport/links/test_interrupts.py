@@ -10,32 +10,41 @@ import numpy as np
 
 from meshlib._calls import call_stream, future, work
 from meshlib._calls.call_stream import CallStream
-from tests.support.transport import interrupts
+from tests.support.transport import interrupts as interruptions
 from tests.support.transport.interrupts import SOON
-from transport import _inproc as inproc
-from transport import _interrupts
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import CallHeader, Kind
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import CommunicatorTimeoutError
-from transport._header import CallHeader, Kind
-from transport._inproc import _FrameQueue
+from transport._inproc import frame_queue
+from transport._inproc.frame_queue import FrameQueue
 from transport._links import incoming
 from transport._links import mailbox as mailboxes
 from transport._links.mailbox import Mailbox
 from transport._store.hash_store import HashStore
+from transport._waiting import interrupts
+from transport._waiting.deadline import Deadline
 
 HEADER = CallHeader(0, 3, -1, Kind.SEND, dtype_code(np.dtype(np.float64)), 0)
 PAYLOAD = np.arange(3.0).view(np.uint8).data
 _CODE = {
     module.__file__
-    for module in (_interrupts, future, incoming, inproc, call_stream, mailboxes, threading, work)
+    for module in (
+        interrupts,
+        future,
+        incoming,
+        frame_queue,
+        call_stream,
+        mailboxes,
+        threading,
+        work,
+    )
 }
 
 
 def at_every_step(wait: Callable[[], object], check: Callable[[], object]) -> int:
-    return interrupts.at_every_step(wait, check, _CODE)
+    return interruptions.at_every_step(wait, check, _CODE)
 
 
 def call(seconds: float) -> Call:
@@ -78,18 +87,18 @@ class TestInproc:
         self._at_every_step(lambda channel: channel.begin_take(Deadline.after(0)))
 
     def test_waiting_until_a_frame_is_taken(self) -> None:
-        def wait(channel: _FrameQueue) -> None:
+        def wait(channel: FrameQueue) -> None:
             channel.wait_taken(channel.offer(call(SOON), PAYLOAD), Deadline.after(0))
 
         self._at_every_step(wait)
 
-    def _at_every_step(self, wait: Callable[[_FrameQueue], object]) -> None:
-        channels = [_FrameQueue(0)]
+    def _at_every_step(self, wait: Callable[[FrameQueue], object]) -> None:
+        channels = [FrameQueue(0)]
 
         def check() -> None:
             channels[-1].offer(call(SOON), PAYLOAD)
             assert channels[-1].begin_take(Deadline.after(0))
-            channels.append(_FrameQueue(0))
+            channels.append(FrameQueue(0))
 
         assert at_every_step(lambda: wait(channels[-1]), check) > 50
 

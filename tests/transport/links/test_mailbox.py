@@ -1,4 +1,4 @@
-"""What a mailbox keeps of a message once it was received, and who is woken."""
+"""The memory that a mailbox keeps after a receive, and the threads that it wakes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ import pytest
 
 from tests.support.net.tcp_pairs import sockets
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import CallHeader, Kind
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport._header import CallHeader, Kind
 from transport._links.incoming import IncomingMessage, PendingReceive
 from transport._links.mailbox import Mailbox
 from transport._operands.reduce_op import Flat
@@ -32,12 +31,13 @@ from transport._store.hash_store import HashStore
 from transport._tcp.frame import pack_prefix
 from transport._tcp.inbox import MessageWorker
 from transport._tcp.messages import MessageLink
+from transport._waiting.deadline import Deadline
 
 HEADER = CallHeader(0, 3, -1, Kind.RECV, dtype_code(np.dtype(np.float64)), 0)
 
 
 @pytest.mark.parametrize("waits", ["for the message", "for its bytes"])
-def test_a_received_array_is_not_kept_until_the_collector_comes(waits: str) -> None:
+def test_a_received_array_is_not_kept_until_the_collector_runs(waits: str) -> None:
     mailbox = Mailbox(Membership("g", 0, (0, 1), HashStore(), Runtime(secret=b"s")))
     payload = np.arange(3.0).view(np.uint8)
     stored = mailbox.begin(1, HEADER, payload.nbytes) if waits == "for its bytes" else None
@@ -89,12 +89,12 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
         mailbox: Any = member.comm.mailbox  # type: ignore[attr-defined]
         carry = mailbox._carry
 
-        def slow_carry(patient: bool) -> bool:
+        def slow_carry(wait: bool) -> bool:
             # The receiver was woken, found this thread carrying, and sleeps again.
             assert sleeps.acquire(timeout=LONG)
             with mailbox._lock:
                 mailbox._carry = carry
-            return carry(patient)
+            return carry(wait)
 
         carrying = threading.Event()
 
@@ -109,7 +109,7 @@ def test_who_slept_while_another_thread_took_in_a_loss_becomes_the_carrier(
             assert sleeps.acquire(timeout=LONG)
             with mailbox._lock:  # it sleeps
                 mailbox._ending[2] = PeerLostError("rank 2 left", 2)
-                mailbox._ending_is_news = True
+                mailbox._endings_changed = True
             mailbox._carry = slow_carry
             mailbox._stop_carrying()
             taken_in.set()

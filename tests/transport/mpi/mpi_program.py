@@ -1,4 +1,4 @@
-"""What the tests start under mpirun: one function a case, chosen by the first argument."""
+"""The program that tests start under mpirun: one function a case, chosen by the first argument."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def collectives() -> None:
         own = [inputs[rank].copy() for _ in range(3)]
         for work in [dist.all_reduce(each, async_op=True) for each in own]:
             work.wait()
-        while len(inputs) > 1:  # by the tree of docs/algorithms.md
+        while len(inputs) > 1:  # by the tree of docs/inside/algorithms.md
             pairs = [inputs[i : i + 2] for i in range(0, len(inputs), 2)]
             inputs = [pair[0] + pair[1] if len(pair) > 1 else pair[0] for pair in pairs]
         assert all((each == inputs[0]).all() for each in own), count

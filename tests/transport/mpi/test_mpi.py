@@ -81,7 +81,7 @@ def test_groups_and_messages(mpi: Mpi, case: str, ranks: int) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("case", "said", "at_least"),
+    ("case", "message", "at_least"),
     [
         ("mismatch", "CollectiveMismatchError: the members of group 'default'", 2),
         ("late", "rank 1 has not come", 1),
@@ -89,14 +89,16 @@ def test_groups_and_messages(mpi: Mpi, case: str, ranks: int) -> None:
         ("unreceived", "rank 1 did not receive it", 1),
     ],
 )
-def test_jobs_that_fail_end_soon_and_say_why(mpi: Mpi, case: str, said: str, at_least: int) -> None:
+def test_failed_jobs_end_soon_with_the_cause(
+    mpi: Mpi, case: str, message: str, at_least: int
+) -> None:
     done = mpi.run(3, case)
     assert done.returncode != 0
-    assert done.stderr.count(said) >= at_least, done.stderr
+    assert done.stderr.count(message) >= at_least, done.stderr
     assert "Segmentation fault" not in done.stderr
 
 
-def test_without_mpi4py_the_error_says_what_to_install() -> None:
+def test_without_mpi4py_the_error_names_the_package() -> None:
     if importlib.util.find_spec("mpi4py") is not None:
         pytest.skip("mpi4py is installed here")
     assert not dist.is_mpi_available()

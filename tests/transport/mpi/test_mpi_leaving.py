@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport._call import Call
-from transport._codes import dtype_code
+from transport._calls.call import Call
+from transport._calls.codes import dtype_code
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import PeerLostError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._mpi import communicator
 from transport._mpi.communicator import MpiCommunicator
 from transport._store.hash_store import HashStore
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 
@@ -61,8 +61,8 @@ def call(kind: Kind) -> Call:
     return Call(header, Deadline.after(SOON))
 
 
-@pytest.mark.parametrize("news", ["before the receive", "in the receive"])
-def test_messages_that_news_has_overtaken(monkeypatch: pytest.MonkeyPatch, news: str) -> None:
+@pytest.mark.parametrize("notice", ["before the receive", "in the receive"])
+def test_messages_that_a_notice_overtook(monkeypatch: pytest.MonkeyPatch, notice: str) -> None:
     mpi, store = FakeMpi(), HashStore()
     monkeypatch.setattr(communicator, "wait", lambda *_: True)
     members: list[MpiCommunicator] = []
@@ -75,7 +75,7 @@ def test_messages_that_news_has_overtaken(monkeypatch: pytest.MonkeyPatch, news:
     sender.close()
 
     def overtake() -> None:
-        if news == "in the receive":
+        if notice == "in the receive":
             while not receiver.mailbox._receives:
                 pass
         receiver.lose(1, "rank 1 has left the job")
@@ -83,7 +83,7 @@ def test_messages_that_news_has_overtaken(monkeypatch: pytest.MonkeyPatch, news:
 
     other = threading.Thread(target=overtake)
     other.start()
-    if news == "before the receive":
+    if notice == "before the receive":
         other.join()
     got = np.zeros(1)
     for value in (3.0, 4.0):

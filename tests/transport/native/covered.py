@@ -53,13 +53,13 @@ def build(folder: Path, binary: Path) -> Path:
 
 
 def count(folder: Path) -> Lines:
-    """Return what gcov says of the counters that processes have left in ``folder``."""
+    """Return gcov's report of the counters that processes left in ``folder``."""
     found: Lines = defaultdict(lambda: defaultdict(int))
     excused = excuses()
     for counters in sorted(folder.rglob("*.gcda")):
         command = ["gcov", "--json-format", "--stdout", counters.name]
-        said = subprocess.check_output(command, cwd=counters.parent, text=True)
-        for report in map(json.loads, said.splitlines()):
+        output = subprocess.check_output(command, cwd=counters.parent, text=True)
+        for report in map(json.loads, output.splitlines()):
             for file in report["files"]:
                 name = file["file"].removeprefix(f"{sanitize.ROOT}/")
                 if name.startswith(("transport/_native/", "meshlib/_native/")):

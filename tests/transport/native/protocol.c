@@ -93,9 +93,9 @@ static void reduce_for(Group *g) {
 
 /* Carry a call on to its end: whether it came to one. */
 static int finish(Group *g, Status status, int nap) {
-    for (int patience = 0; status != DONE_ALL; patience++) {
+    for (int attempts = 0; status != DONE_ALL; attempts++) {
         if (status == UNSUPPORTED) reduce_for(g);
-        else if (status != AGAIN || (damaging && (patience > 4 || broken))) {
+        else if (status != AGAIN || (damaging && (attempts > 4 || broken))) {
             CHECK(0);
             broken = 1;
             return 0;
@@ -156,8 +156,8 @@ static int exchange_messages(Group *g, Ring *to, Ring *from, char *data, char *i
     for (uint64_t i = 0; i < n; i++) data[i] = (char)(i * 3 + number + (uint64_t)g->rank);
     Status sent = ring_begin(to, &header, data, n, LOOK), received = AGAIN;
     int begun = to->left || sent == DONE_ALL, taken = 0;
-    for (int patience = 0; sent != DONE_ALL || received != DONE_ALL; patience++) {
-        if (damaging && (patience > 8 || broken || sent == DAMAGED || received == DAMAGED)) return give_up();
+    for (int attempts = 0; sent != DONE_ALL || received != DONE_ALL; attempts++) {
+        if (damaging && (attempts > 8 || broken || sent == DAMAGED || received == DAMAGED)) return give_up();
         if (sent != DONE_ALL) {
             sent = begun ? ring_write(to, data, n, SPIN) : ring_begin(to, &header, data, n, SPIN);
             begun |= to->left || sent == DONE_ALL;

@@ -58,7 +58,7 @@ def orders() -> dict[str, str]:
 
 
 def can_miss(of: dict[str, str]) -> bool:
-    """Whether a publisher and a sleeper can miss each other: a wake-up is lost then.
+    """True if a publisher and a sleeper can miss each other: a wake-up is lost then.
 
     Each writes one word and then reads the other's. Others may see the two steps of a thread in
     either order unless both are sequentially consistent.
@@ -82,7 +82,7 @@ def can_miss(of: dict[str, str]) -> bool:
 def compile_protocol(target: Path, *flags: str, program: Path = PROTOCOL) -> Path:
     """Compile the engine and ``protocol.c``, or another ``program``."""
     compiler = os.environ.get("CC", "gcc")
-    sources = [str(program), *map(str, sorted((NATIVE / "engine").glob("*.c")))]
+    sources = [str(program), *map(str, sorted((NATIVE / "engine").rglob("*.c")))]
     wrapped = "madvise" if program != PROTOCOL else "sleep_on"
     command = [compiler, *FLAGS, *WARNINGS, *flags, f"-Wl,--wrap={wrapped}", *sources]
     subprocess.run([*command, "-o", str(target)], check=True, timeout=SECONDS)

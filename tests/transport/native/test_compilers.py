@@ -39,13 +39,13 @@ def test_no_source_has_a_warning(compiler: str, tmp_path: Path) -> None:
     sources = sorted(sanitize.NATIVE.rglob("*.c"))
     assert sources
 
-    def told(source: Path) -> str:
+    def warnings(source: Path) -> str:
         command = [compiler, *flags, "-c", str(source), "-o", str(tmp_path / f"{source.name}.o")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         return done.stderr if done.returncode else ""
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        assert [text for text in pool.map(told, sources) if text] == []
+        assert [text for text in pool.map(warnings, sources) if text] == []
 
 
 def test_the_engine_works(compiler: str, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transport._call import Call
-from transport._deadline import Deadline
-from transport._header import NO_ROOT, CallHeader, Kind
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._native import core
+from transport._waiting.deadline import Deadline
 
 pytestmark = pytest.mark.skipif(core is None, reason="there is no compiled core")
 SUM, MIN, MAX = 1, 4, 5
@@ -37,7 +37,7 @@ def reduce_of(group: Any, array: Any, op: int = SUM, number: int = 1) -> int:
     return group.start(Kind.ALL_REDUCE, 0, call, (), [array], op)
 
 
-def test_a_call_says_again_until_the_other_comes_and_then_is_done() -> None:
+def test_a_call_returns_again_until_the_other_arrives_and_then_done() -> None:
     assert core is not None
     one, other = groups()
     x, y = np.arange(3.0), np.ones(3)
@@ -79,7 +79,7 @@ def test_the_least_and_greatest_of_floats_are_numpys(op: int, wanted: Any, dtype
     assert x.tobytes() == y.tobytes() == expected.tobytes()
 
 
-def test_calls_that_differ_are_a_mismatch_and_both_headers_told() -> None:
+def test_calls_that_differ_are_a_mismatch_with_both_headers() -> None:
     assert core is not None
     one, other = groups()
     assert reduce_of(one, np.ones(3)) == core.AGAIN
@@ -90,7 +90,7 @@ def test_calls_that_differ_are_a_mismatch_and_both_headers_told() -> None:
     assert one.go_on() == core.MISMATCH
 
 
-def test_news_ends_a_wait_also_where_the_others_have_come() -> None:
+def test_a_wakeup_ends_a_wait_even_if_the_others_have_arrived() -> None:
     """Else a call that was aborted could end well."""
     assert core is not None
     one, other = groups()
@@ -171,11 +171,11 @@ def test_misuse_is_refused() -> None:
     assert end.begin(header, large, core.LOOK) == core.AGAIN
     with pytest.raises(ValueError, match="under way"):
         end.begin(header, large, core.LOOK)
-    with pytest.raises(ValueError, match="bytes are to come"):
+    with pytest.raises(ValueError, match="bytes are left"):
         end.write(b"", core.LOOK)
 
 
-def test_pages_are_asked_for_where_memory_is() -> None:
+def test_pages_are_allocated_inside_the_memory_only() -> None:
     assert core is not None
     memory = np.zeros(1 << 16, np.uint8)
     core.allocate(memory, 0, memory.size)
@@ -185,11 +185,11 @@ def test_pages_are_asked_for_where_memory_is() -> None:
             core.allocate(memory, start, size)
 
 
-def test_calls_ask_for_as_much_of_the_blocks_as_they_stage() -> None:
+def test_calls_allocate_the_part_of_the_blocks_that_they_stage() -> None:
     assert core is not None
-    asked = mmap.mmap(-1, 1 << 16)
-    core.allocate(asked, 0, len(asked))
-    if resident(asked) < len(asked):
+    allocated = mmap.mmap(-1, 1 << 16)
+    core.allocate(allocated, 0, len(allocated))
+    if resident(allocated) < len(allocated):
         pytest.skip("what runs this program takes the advice, and ignores it: an emulator")
     nbytes, block = core.measure_group(2, 1 << 20)
     memory = mmap.mmap(-1, nbytes)

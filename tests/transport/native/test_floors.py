@@ -29,6 +29,8 @@ def test_no_floor_above_is_named(source: Path) -> None:
     assert re.findall(r"meshlib|parallel/", source.read_text()) == []
 
 
-@pytest.mark.parametrize("source", sorted((NATIVE / "engine").glob("*.[ch]")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "source", sorted((NATIVE / "engine").rglob("*.[ch]")), ids=lambda p: p.name
+)
 def test_the_engine_knows_no_python(source: Path) -> None:
     assert re.findall(r"Python\.h|\bPy[A-Z_]\w+", source.read_text()) == []

@@ -44,7 +44,7 @@ def test_a_weaker_order_loses_a_wake_up(name: str) -> None:
     assert sanitize.can_miss(sanitize.orders() | {name: "acq_rel"})
 
 
-def test_pages_come_from_a_kernel_that_cannot_be_asked_for_them(tmp_path: Path) -> None:
+def test_pages_are_allocated_on_a_kernel_without_populate(tmp_path: Path) -> None:
     """They are there, with what was in them; one that cannot be is an error and no signal."""
     source = Path(__file__).with_name("pages.c")
     program = sanitize.compile_protocol(tmp_path / "pages", program=source)

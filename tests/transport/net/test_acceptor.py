@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net import acceptor as acceptor_module
 from transport._net.acceptor import Acceptor
 from transport._net.auth import Handshake, authenticate
 from transport._net.sockets import listen, recv_exact
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 
@@ -137,7 +137,7 @@ def test_the_silent_are_dropped_in_time(loop: Loop, monkeypatch: pytest.MonkeyPa
     half = Handshake(b"s", initiator=True).start()
     with monkeypatch.context() as patch:
         patch.setattr(acceptor_module, "HANDSHAKE_SECONDS", 0.1)
-        silent, slow, late = (stranger(loop, said) for said in (b"", half[:10], half))
+        silent, slow, late = (stranger(loop, sent) for sent in (b"", half[:10], half))
         with silent, slow, late:
             assert all(map(is_dropped, (silent, slow, late)))
     assert loop.acceptor.pending == 0
@@ -149,9 +149,7 @@ def test_the_blocking_handshake_meets_the_other(loop: Loop) -> None:
         authenticate(sock, b"wrong", Deadline.after(SOON), initiator=True)
 
 
-def test_ten_thousand_connections_that_say_nothing(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_thousand_silent_connections(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are dropped for newer ones while friends come and go."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[socket.socket] = []

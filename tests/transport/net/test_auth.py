@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net.auth import (
     MAX_UNPROVEN_BYTES,
@@ -24,6 +23,7 @@ from transport._net.auth import (
 )
 from transport._net.secret_file import secret_from_environment
 from transport._net.sockets import recv_exact
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 Outcome = str | None
@@ -165,12 +165,12 @@ def test_an_end_that_is_out_of_reach_has_not_refused(number: int, answered: bool
     acceptor = Handshake(b"s", initiator=False)
 
     class Broken(socket.socket):
-        comes = answered
+        arrives = answered
 
         def recv_into(self, *arguments: Any) -> int:
-            if not self.comes:
+            if not self.arrives:
                 raise OSError(number, os.strerror(number))
-            self.comes = False
+            self.arrives = False
             other.sendall(acceptor.receive(recv_exact(other, 42, Deadline.after(SOON))))
             return super().recv_into(*arguments)
 
@@ -231,7 +231,7 @@ def test_a_recorded_handshake_cannot_be_replayed() -> None:
     assert "wrong proof" in found
 
 
-def test_a_stranger_is_told_nothing() -> None:
+def test_a_stranger_gets_no_proof() -> None:
     """No byte before the magic was right, no proof before the stranger's."""
     acceptor = Handshake(b"s", initiator=False)
     assert acceptor.start() == b""

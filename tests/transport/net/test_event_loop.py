@@ -26,7 +26,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
 
 
 def test_an_error_in_a_callback_ends_no_other(quiet: pytest.LogCaptureFixture) -> None:
-    heard, ended = threading.Event(), threading.Event()
+    received, ended = threading.Event(), threading.Event()
     failures: list[int] = []
     bad, bad_end = os.pipe()
     good, good_end = os.pipe()
@@ -35,19 +35,19 @@ def test_an_error_in_a_callback_ends_no_other(quiet: pytest.LogCaptureFixture) -
         failures.append(1)
         raise RuntimeError("it is broken")
 
-    def hear(_events: int) -> None:
+    def receive(_events: int) -> None:
         os.read(good, 10)
-        heard.set()
+        received.set()
 
     loop = EventLoop("test", lambda: None, ended.set)
     loop.selector.register(bad, selectors.EVENT_READ, fail)
-    loop.selector.register(good, selectors.EVENT_READ, hear)
+    loop.selector.register(good, selectors.EVENT_READ, receive)
     loop.start()
     os.write(bad_end, b"!")
     for _ in range(3):
-        heard.clear()
+        received.clear()
         os.write(good_end, b"!")
-        assert heard.wait(SOON)
+        assert received.wait(SOON)
     loop.stop()
     assert ended.is_set()
     assert failures == [1]  # it is not called for ever
@@ -58,7 +58,7 @@ def test_an_error_in_a_callback_ends_no_other(quiet: pytest.LogCaptureFixture) -
 
 
 def test_an_error_in_what_is_due_ends_nothing(quiet: pytest.LogCaptureFixture) -> None:
-    heard = threading.Event()
+    received = threading.Event()
     turns: list[int] = []
 
     def turn() -> float | None:
@@ -69,10 +69,10 @@ def test_an_error_in_what_is_due_ends_nothing(quiet: pytest.LogCaptureFixture) -
 
     ours, theirs = socket.socketpair()
     loop = EventLoop("test", turn, lambda: None)
-    loop.selector.register(ours, selectors.EVENT_READ, lambda _: (ours.recv(10), heard.set()))
+    loop.selector.register(ours, selectors.EVENT_READ, lambda _: (ours.recv(10), received.set()))
     loop.start()
     theirs.send(b"!")
-    assert heard.wait(SOON)
+    assert received.wait(SOON)
     loop.stop()
     assert "not yet" in quiet.text
     ours.close()

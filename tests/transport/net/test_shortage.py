@@ -16,7 +16,6 @@ import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     DistBackendError,
     DistError,
@@ -29,6 +28,7 @@ from transport._shm.meeting.endpoint import DIED, ShmEndpoint
 from transport._shm.meeting.peer_connection import Packet, PeerConnection
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
 
 SECRET = b"secret of the tests"
 SOON = LONG / 3
@@ -84,8 +84,8 @@ def no_descriptors() -> Iterator[None]:
             os.close(fd)
 
 
-def ask(ours: ShmEndpoint, theirs: ShmEndpoint, what: str, group: str = "g") -> int:
-    _, reply = ours.ask(theirs.address, group, 0, 1, what, "rank 1")
+def request(ours: ShmEndpoint, theirs: ShmEndpoint, what: str, group: str = "g") -> int:
+    _, reply = ours.request(theirs.address, group, 0, 1, what, "rank 1")
     assert reply.wait(SOON)
     return reply.take()
 
@@ -100,7 +100,7 @@ def fill_backlog(address: bytes, stack: contextlib.ExitStack) -> None:
 
 class TestAFullBacklog:
     def test_is_no_death(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever asks is answered once the peer has come round to its newcomers."""
+        """A connecting rank is answered once the peer accepts its newcomers."""
         monkeypatch.setattr("transport._shm.meeting.endpoint._BACKLOG", 0)
         busy = threading.Event()
         with endpoint() as (ours, _), endpoint() as (theirs, _), contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ class TestAFullBacklog:
             theirs._errands.append(lambda: busy.wait(LONG) and None)
             theirs._loop.wake()
             fill_backlog(theirs.address, stack)
-            _, reply = ours.ask(theirs.address, "g", 0, 1, "memory", "rank 1")
+            _, reply = ours.request(theirs.address, "g", 0, 1, "memory", "rank 1")
             assert not reply.wait(0.1)
             busy.set()
             assert reply.wait(SOON)
@@ -120,7 +120,7 @@ class TestAFullBacklog:
             listener.listen(0)
             with endpoint() as (ours, _), contextlib.ExitStack() as stack:
                 fill_backlog(listener.getsockname(), stack)
-                _, reply = ours.ask(listener.getsockname(), "g", 0, 1, "memory", "rank 1")
+                _, reply = ours.request(listener.getsockname(), "g", 0, 1, "memory", "rank 1")
                 assert not reply.wait(0.05)
                 listener.close()
                 assert reply.wait(SOON)
@@ -132,10 +132,10 @@ class TestNoDescriptor:
     def test_to_connect_with(self) -> None:
         with endpoint() as (ours, _), endpoint() as (theirs, _):
             with no_descriptors(), pytest.raises(DistNetworkError) as caught:
-                ask(ours, theirs, "memory")
+                request(ours, theirs, "memory")
             assert not isinstance(caught.value, PeerLostError)
             assert "no file descriptor left: its limit is" in str(caught.value)
-            os.close(ask(ours, theirs, "memory"))
+            os.close(request(ours, theirs, "memory"))
 
     def test_to_take_memory_with(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The kernel then delivers the packet without the descriptor that was in it."""
@@ -148,20 +148,20 @@ class TestNoDescriptor:
             with monkeypatch.context() as patch:
                 patch.setattr(PeerConnection, "send", send_nothing_with)
                 with pytest.raises(DistBackendError, match="its limit is"):
-                    ask(ours, theirs, "memory")
-            os.close(ask(ours, theirs, "memory"))
+                    request(ours, theirs, "memory")
+            os.close(request(ours, theirs, "memory"))
 
     def test_to_give_memory_with(self) -> None:
         """The rank that has none ends its part of the group, and both say why."""
         with endpoint() as (ours, _), endpoint() as (theirs, memory):
             with pytest.raises(PeerLostError, match=r"rank 1 has aborted.*its limit is"):
-                ask(ours, theirs, "none")
+                request(ours, theirs, "none")
             deadline = Deadline.after(SOON)
             while not memory.aborted:  # the answer goes first
                 assert not deadline.expired
                 time.sleep(0.001)
             assert "no file descriptor left: its limit is" in memory.aborted[0]
-            os.close(ask(ours, theirs, "memory", "other"))
+            os.close(request(ours, theirs, "memory", "other"))
 
     def test_for_a_group(self) -> None:
         """The group that was one too many fails, on the rank that met the limit; others go on."""

@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from transport._deadline import Deadline
 from transport._errors import DistNetworkError
 from transport._net.sockets import (
     connect,
@@ -19,6 +18,7 @@ from transport._net.sockets import (
     recv_exact,
     send_all,
 )
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 
@@ -75,7 +75,7 @@ def test_nobody_listens(free_port: int) -> None:
     assert 0.14 < time.monotonic() - begin < SOON
 
 
-def test_a_listener_that_comes_late(free_port: int) -> None:
+def test_a_late_listener(free_port: int) -> None:
     listeners: list[socket.socket] = []
     timer = threading.Timer(0.1, lambda: listeners.append(listen("127.0.0.1", free_port)))
     timer.start()

@@ -19,7 +19,6 @@ import pytest
 from tests.support.net.certificates import LONG_AGO, Authority, Files, tls_of_the_tests
 from tests.support.net.tcp_pairs import LONG, sockets
 from tests.support.transport.rank_threads import Member, Transport, run_group, run_threads
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorTimeoutError,
@@ -35,6 +34,7 @@ from transport._store import TCPStore, TCPStoreServer
 from transport._tcp import TcpCommunicator
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
+from transport._waiting.deadline import Deadline
 
 SECRET = b"the secret of the job"
 
@@ -57,7 +57,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture(scope="module")
 def impostor(files: Files, stranger: Files) -> Tls:
-    """Whoever trusts our authority and has a certificate of another."""
+    """A peer that trusts our authority and has a certificate of another one."""
     return replace(stranger, ca=files.ca).tls()
 
 
@@ -194,9 +194,9 @@ class TestGettingIn:
         """Enter where they have all the time in the world; else see that they are dropped."""
         with contextlib.ExitStack() as stack:
             slow: list[socket.socket] = []
-            for said in (b"", b"\x16\x03\x01\x02\x00", b"\x16"):
+            for sent in (b"", b"\x16\x03\x01\x02\x00", b"\x16"):
                 slow.append(stack.enter_context(server.knock()))
-                slow[-1].sendall(said)
+                slow[-1].sendall(sent)
             secure = stack.enter_context(files.tls().client(server.knock()))
             slow.append(secure)
             with contextlib.suppress(*([AuthenticationError, OSError] if dropped else [])):
@@ -214,7 +214,7 @@ class TestGettingIn:
     ) -> None:
         """Somebody with a certificate of ours, and no secret, passes the proofs on."""
         middle = authority.issue("middle").tls()
-        client_says: list[BaseException] = []
+        client_errors: list[BaseException] = []
         with sockets() as (client, at_middle), server.knock() as onward:
 
             def enter() -> None:
@@ -222,7 +222,7 @@ class TestGettingIn:
                     try:
                         authenticate(sock, SECRET, Deadline.after(LONG), initiator=True)
                     except AuthenticationError as error:
-                        client_says.append(error)
+                        client_errors.append(error)
 
             def pass_on() -> None:
                 with middle.server(at_middle) as near, middle.client(onward) as far:
@@ -234,7 +234,7 @@ class TestGettingIn:
                     assert far.recv(1) == b""
 
             run_threads([enter, pass_on])
-        assert "another secret" in str(client_says[0])
+        assert "another secret" in str(client_errors[0])
 
 
 class TestSettings:
@@ -266,7 +266,7 @@ class TestSettings:
         with pytest.raises(ValueError, match="expected a certificate and its private key"):
             replace(files, key=stranger.key).tls()
 
-    def test_a_key_with_a_password_is_refused_and_nobody_is_asked(
+    def test_a_key_with_a_password_is_refused_without_a_prompt(
         self, files: Files, tmp_path: Path
     ) -> None:
         from cryptography.hazmat.primitives import serialization
@@ -315,17 +315,17 @@ def test_what_goes_over_the_wire_is_encrypted() -> None:
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
-        def say() -> None:
+        def write() -> None:
             with tls.client(client) as sock:
                 authenticate(sock, SECRET, Deadline.after(LONG), initiator=True)
                 sock.sendall(message)
 
-        def hear() -> None:
+        def read() -> None:
             with tls.server(server) as sock:
                 authenticate(sock, SECRET, Deadline.after(LONG), initiator=False)
                 assert recv_exact(sock, len(message), Deadline.after(LONG)) == message
 
-        run_threads([say, hear, lambda: tap(tap_in, tap_out), lambda: tap(tap_out, tap_in)])
+        run_threads([write, read, lambda: tap(tap_in, tap_out), lambda: tap(tap_out, tap_in)])
     assert len(seen) > len(message)
     assert b"quick brown fox" not in seen
     assert b"meshlib" not in seen

@@ -20,18 +20,18 @@ from tests.support.net.certificates import tls_of_the_tests
 from tests.support.net.resets import await_end, reset
 from tests.support.net.tcp_pairs import LONG, call, linked, sockets
 from tests.support.transport.rank_threads import run_threads
-from transport._deadline import Deadline
+from transport._calls.header import Kind
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     PeerLostError,
 )
-from transport._header import Kind
 from transport._link import exchange
 from transport._net.reach import is_out_of_reach
 from transport._net.sockets import recv_exact
 from transport._net.tls import TlsSocket
 from transport._tcp.link import TcpLink
+from transport._waiting.deadline import Deadline
 
 
 @contextlib.contextmanager
@@ -81,13 +81,13 @@ class TestSocket:
                 while True:
                     ours.send(b"body")
 
-    @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"])
+    @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])
     @pytest.mark.parametrize("end", ["client", "server"])
     def test_what_is_lost_before_tls_begins_is_a_lost_connection(
-        self, end: str, said: bytes
+        self, end: str, sent: bytes
     ) -> None:
         with sockets() as (ours, theirs):
-            theirs.sendall(said)
+            theirs.sendall(sent)
             reset(theirs)
             await_end(ours)
             with getattr(tls_of_the_tests(), end)(ours) as sock:

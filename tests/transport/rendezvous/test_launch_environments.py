@@ -147,7 +147,7 @@ SLURMS_PMI = {**SLURM_NODE, "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "4711
         ),
     ],
 )
-def test_what_launchers_say(variables: dict[str, str], place: RankPlace) -> None:
+def test_the_place_that_a_launcher_assigns(variables: dict[str, str], place: RankPlace) -> None:
     assert detect(variables) == place
 
 
@@ -195,7 +195,7 @@ def test_a_number_that_is_none() -> None:
 
 
 class TestOverride:
-    def test_it_names_the_only_engine_that_is_asked(self) -> None:
+    def test_meshlib_launcher_names_the_only_engine_to_read(self) -> None:
         assert detect({**OPEN_MPI_IN_SLURM, "MESHLIB_LAUNCHER": "slurm"}).launcher == "Slurm"
         assert detect({**SLURMS_PMI, "MESHLIB_LAUNCHER": "Slurm"}).rank == 1
         (node,) = detect_nodes({**SLURM_NODE, "MESHLIB_LAUNCHER": "slurm"})
@@ -207,9 +207,9 @@ class TestOverride:
         assert list(detect_nodes({**SLURM, "MESHLIB_LAUNCHER": "none"})) == []
 
     def test_an_engine_that_is_not_there(self) -> None:
-        for ask in (detect, lambda variables: list(detect_nodes(variables))):
+        for find in (detect, lambda variables: list(detect_nodes(variables))):
             with pytest.raises(LaunchEnvironmentError, match="openmpi, and Open MPI has not"):
-                ask({**SLURM, "MESHLIB_LAUNCHER": "openmpi"})
+                find({**SLURM, "MESHLIB_LAUNCHER": "openmpi"})
 
     def test_an_unknown_engine(self) -> None:
         with pytest.raises(LaunchEnvironmentError, match=r"one of none, .*slurm; got 'slrm'"):
@@ -298,7 +298,7 @@ INDEXED = {
         ),
     ],
 )
-def test_what_a_nodes_agent_is_told(variables: dict[str, str], place: NodePlace) -> None:
+def test_the_place_of_a_nodes_agent(variables: dict[str, str], place: NodePlace) -> None:
     assert next(detect_nodes(variables)) == place
 
 
@@ -307,7 +307,7 @@ def test_who_is_no_nodes_agent(variables: dict[str, str]) -> None:
     assert list(detect_nodes(variables)) == []
 
 
-def test_a_launcher_inside_a_rank_asks_nobody() -> None:
+def test_a_launcher_inside_a_rank_reads_no_engine() -> None:
     assert list(detect_nodes({**SLURM, "MESHLIB_RUN_ID": "a launch around"})) == []
 
 

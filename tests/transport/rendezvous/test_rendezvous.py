@@ -277,7 +277,7 @@ class TestFile:
         assert not list(tmp_path.iterdir())
 
 
-def test_a_rank_that_does_not_come(free_port: int) -> None:
+def test_a_missing_rank(free_port: int) -> None:
     store, _, _ = meet(f"tcp://127.0.0.1:{free_port}", 0, 2)
     store.set_timeout(0.1)
     with pytest.raises(StoreTimeoutError, match=r"rank 1.*TCPStore|TCPStore.*rank 1"):

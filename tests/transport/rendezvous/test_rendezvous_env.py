@@ -93,7 +93,7 @@ def test_nothing_at_all(env: pytest.MonkeyPatch) -> None:
 
 class TestAlone:
     @pytest.mark.parametrize("way", ["solo://", "env://"])
-    def test_a_world_of_one_says_that_it_is(
+    def test_a_world_of_one_is_logged(
         self, env: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
     ) -> None:
         if way == "env://":
@@ -104,9 +104,9 @@ class TestAlone:
         assert (rank, world_size) == (0, 1)
         store.close()
         (record,) = caplog.records
-        asked = "MESHLIB_LAUNCHER=none" if way == "env://" else "'solo://'"
+        cause = "MESHLIB_LAUNCHER=none" if way == "env://" else "'solo://'"
         assert record.getMessage() == (
-            f"a world of one, as {asked} asks for: no other process takes part"
+            f"a world of one, as {cause} asks for: no other process takes part"
         )
 
     @pytest.mark.parametrize("place", [(1, 1), (0, 2)])

@@ -20,10 +20,10 @@ from transport._tcp.meeting.address import Address
 class Foreign:
     """A store as other libraries have them, which knows nothing of ours."""
 
-    def __init__(self, patience: float = SOON) -> None:
+    def __init__(self, seconds: float = SOON) -> None:
         self.values: dict[str, bytes] = {}
         self.changed = threading.Condition()
-        self.patience = patience
+        self.seconds = seconds
 
     def set(self, key: str, value: str) -> None:
         with self.changed:
@@ -32,7 +32,7 @@ class Foreign:
 
     def get(self, key: str) -> bytes:
         with self.changed:
-            if not self.changed.wait_for(lambda: key in self.values, self.patience):
+            if not self.changed.wait_for(lambda: key in self.values, self.seconds):
                 raise RuntimeError(f"foreign store: {key} has not come")
             return self.values[key]
 
@@ -107,7 +107,7 @@ def test_who_has_not_read_the_foreign_store_is_kept_out() -> None:
     close(met)
 
 
-def test_a_secret_of_the_environment_is_told_to_nobody(monkeypatch) -> None:
+def test_a_secret_of_the_environment_is_not_in_the_foreign_store(monkeypatch) -> None:
     monkeypatch.setenv("MESHLIB_SECRET", "ab" * 16)
     foreign = Foreign()
     met = meet(foreign, 2)
@@ -129,7 +129,7 @@ def test_each_job_in_one_foreign_store_has_its_own() -> None:
         close(met)
 
 
-def test_a_foreign_store_on_this_machine_says_where_rank_0_is_reached() -> None:
+def test_a_foreign_store_on_this_machine_gives_the_address_of_rank_0() -> None:
     foreign = ForeignOnANetwork("127.0.0.1", 9)
     met = meet(Wrapped(foreign), 2)
     assert foreign.address().host == "127.0.0.1"
@@ -144,10 +144,10 @@ def test_the_address_that_is_given_is_published(monkeypatch) -> None:
     close(met)
 
 
-def test_it_is_said_that_rank_0_has_not_come() -> None:
+def test_the_error_names_rank_0_if_it_is_missing() -> None:
     message = "rank 1 waited in Foreign for rank 0 to say where .*meshlib/store/1 has not come"
     with pytest.raises(DistStoreError, match=message):
-        foreign_rendezvous(Foreign(patience=0.05), 1, 2)
+        foreign_rendezvous(Foreign(seconds=0.05), 1, 2)
 
 
 def test_init_process_group_takes_it() -> None:

@@ -47,12 +47,12 @@ def url(request: pytest.FixtureRequest, free_port: int) -> str:
         other = MulticastSocket(request.param, free_port, "probe", None, None)
     except DistNetworkError as error:
         pytest.skip(str(error))
-    heard: list[Announcement] = []
+    received: list[Announcement] = []
     one.send(Announcement("probe", new_identity()))
-    other.receive(2.0, lambda announcement: heard.append(announcement) is None)
+    other.receive(2.0, lambda announcement: received.append(announcement) is None)
     one.close()
     other.close()
-    if not heard:
+    if not received:
         pytest.skip(f"no datagram to {request.param} comes back to this machine")
     return url_of(request.param, free_port)
 
@@ -79,7 +79,7 @@ def test_groups_are_apart_in_one_multicast_group(url: str) -> None:
             store.close()
 
 
-def test_one_who_comes_late(url: str) -> None:
+def test_a_late_process(url: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         met = [pool.submit(meet, url, -1, 3)]
         time.sleep(0.5)
@@ -91,7 +91,7 @@ def test_one_who_comes_late(url: str) -> None:
             store.close()
 
 
-def test_one_who_does_not_come(url: str) -> None:
+def test_a_missing_process(url: str) -> None:
     def attempt(seconds: float) -> str | None:
         with suppress(AuthenticationError):  # its own store has not answered in time
             with pytest.raises(StoreTimeoutError) as late:

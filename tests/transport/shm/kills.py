@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tests.support.transport.rank_threads import Member
+from transport._calls.header import Kind
 from transport._communicators.runtime import Membership, Runtime
 from transport._errors import PeerLostError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
 from transport._store.file.store import FileStore
@@ -98,8 +98,8 @@ def kill_one(seed: int) -> list[float]:
             took: list[float] = []
             for rank, (read, _) in enumerate(pipes):
                 if rank != victim:
-                    known, said = read_within(read, 4096, 60).decode().split(" ", 1)
-                    assert f"rank {victim}" in said, f"seed {seed}: rank {rank} said {said}"
+                    known, report = read_within(read, 4096, 60).decode().split(" ", 1)
+                    assert f"rank {victim}" in report, f"seed {seed}: rank {rank} reported {report}"
                     took.append(float(known) - killed)
             return took
         finally:

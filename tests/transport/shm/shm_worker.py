@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from tests.support.transport.rank_threads import Member
+from transport._calls.header import Kind
 from transport._communicators.runtime import Membership, Runtime
 from transport._errors import CommunicatorTimeoutError, PeerLostError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
 from transport._store.tcp.store import TCPStore

@@ -71,7 +71,7 @@ def test_a_message_that_another_thread_has_just_begun_is_not_taken_over() -> Non
     run_group(SHM, 2, body)
 
 
-def test_an_abort_that_comes_in_the_middle_of_a_message_ends_its_receive() -> None:
+def test_an_abort_in_the_middle_of_a_message_ends_its_receive() -> None:
     stopped = threading.Barrier(2, timeout=LONG)
 
     def body(member: Member) -> None:

@@ -1,4 +1,4 @@
-"""What only the shared-memory transport promises, with ranks as threads."""
+"""Promises of the shared-memory transport alone, with ranks as threads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import CallHeader, Kind
 from transport._choosing.choice import DEFAULT
 from transport._communicators.backends import lookup
 from transport._communicators.runtime import Membership, Runtime
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
@@ -25,7 +25,6 @@ from transport._errors import (
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import CallHeader, Kind
 from transport._net.auth import authenticate
 from transport._operands.reduce_op import ReduceOp, premul_sum
 from transport._place import Place
@@ -35,6 +34,7 @@ from transport._shm.sizes import Sizes
 from transport._shm.support import the_core
 from transport._store.hash_store import HashStore
 from transport._store.prefix_store import PrefixStore
+from transport._waiting.deadline import Deadline
 
 SMALL = Sizes(block=1 << 10, direct=64, ring=1 << 10)
 
@@ -52,7 +52,7 @@ def test_the_registry_knows_it() -> None:
 
 
 @pytest.mark.parametrize("count", [4, 3000])
-def test_members_that_disagree_about_the_root_learn_it_by_the_next_barrier(count: int) -> None:
+def test_members_that_disagree_about_the_root_raise_by_the_next_barrier(count: int) -> None:
     """Two roots that wait for nobody: each believes that its broadcast has been received."""
     gate = threading.Barrier(3, timeout=LONG)
     roots = (2, 1, 2)
@@ -73,7 +73,7 @@ def test_members_that_disagree_about_the_root_learn_it_by_the_next_barrier(count
     run_group(SHM, 3, body)
 
 
-def test_roots_that_disagree_learn_it_although_they_never_meet() -> None:
+def test_roots_that_disagree_raise_although_they_never_meet() -> None:
     """Calls in which a root waits for nobody cannot go on for ever without a comparison."""
 
     def body(member: Member) -> None:
@@ -203,7 +203,7 @@ def test_groups_of_one_process_are_apart() -> None:
 
 
 def _pair(secrets: tuple[bytes, bytes]) -> list[Any]:
-    """What happens to two members, each with its own secret, in a barrier."""
+    """The outcome of a barrier of two members with different secrets."""
     store, group = HashStore(), uuid.uuid4().hex
 
     def member(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a peer writes into shared memory is checked before use, and nobody can cut memory off."""
+"""A peer's writes into shared memory are checked before use, and no peer can truncate memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._errors import DistBackendError, DistError, PeerLostError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._shm import ShmCommunicator
 from transport._shm.segment import OwnedSegment, adopt

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._errors import CommunicatorTimeoutError, PeerLostError
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._shm import ShmCommunicator
 from transport._shm.messages import Messages
 from transport._shm.segment import OwnedSegment
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused() -> None:
         sender.begin(b"abc", memoryview(b""), core.LOOK)
     sender.begin(packed(10), memoryview(bytes(10)), core.LOOK)
     accept(receiver)
-    with pytest.raises(ValueError, match="10 bytes are to come, of 3"):
+    with pytest.raises(ValueError, match="10 bytes are left, of 3"):
         receiver.take(memoryview(bytearray(3)), core.LOOK)
     with pytest.raises((TypeError, BufferError)):
         receiver.take(memoryview(bytes(10)), core.LOOK)
@@ -104,8 +104,8 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="no inbox"):
         core.RingEnd(bytearray(4096), 2, 1, 0, True)
     with pytest.raises(TypeError, match="RingEnds"):
-        core.listen_to(segment.mapping, (1,), 0, core.LOOK)
-    assert core.listen_to(segment.mapping, (), 0, core.LOOK) is False
+        core.await_inbox(segment.mapping, (1,), 0, core.LOOK)
+    assert core.await_inbox(segment.mapping, (), 0, core.LOOK) is False
 
 
 def test_the_message_that_is_waited_for_is_taken_and_no_other() -> None:
@@ -167,7 +167,7 @@ def test_sizes_around_pieces_and_ends_whoever_is_late(late: str) -> None:
     run_group(SHM, 2, body)
 
 
-def test_who_stops_in_the_middle_is_named_and_what_came_before_is_received(
+def test_a_sender_that_stops_in_the_middle_is_named_after_its_earlier_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The sender is interrupted while it waits for room."""

@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.transport.collective_oracle import reduced
 from tests.support.transport.rank_threads import Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._communicators.runtime import Membership
 from transport._errors import HeaderMismatchError
-from transport._header import Kind
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 from transport._shm import ShmCommunicator
 from transport._shm.sizes import Sizes
@@ -37,7 +37,7 @@ def allocate(member: Member, count: int, dtype: Any = np.float32, fill: float = 
 
 
 def untouched(member: Member) -> list[bytes]:
-    """What lies in this member's blocks; the same afterwards if nothing was staged."""
+    """The contents of this member's blocks, which stay the same if nothing was staged."""
     native: Any = member.comm.native_handle()
     return [native.block(member.rank, slot) for slot in range(4)]
 
@@ -225,7 +225,7 @@ def test_odd_sizes_and_dtypes() -> None:
     run_group(SHM, 2, body)
 
 
-def test_members_that_ask_for_different_memory_all_learn_it() -> None:
+def test_different_sizes_of_memory_are_a_mismatch_on_all_members() -> None:
     def body(member: Member) -> None:
         with pytest.raises(HeaderMismatchError, match=r"count=10.*count=11|count=11.*count=10"):
             allocate(member, 10 + member.rank)

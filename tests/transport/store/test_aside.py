@@ -1,4 +1,4 @@
-"""What costs no round trip: writing without waiting, and waits that can be broken off."""
+"""Requests without a round trip: writing without waiting, and waits that can be broken off."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_hanging_up_ends_the_waits_aside_and_no_others(store: Store) -> None:
 
 def test_ending_a_stores_waits_ends_none_aside_of_it(store: Store) -> None:
     aside = store.aside()
-    patient = store.with_patience(SOON)
+    other = store.with_grace(SOON)
     with ThreadPoolExecutor(2) as pool:
         goes_on = pool.submit(aside.get, "key")
         store.end_waits(RankFailedError("rank 1 is gone", 1))
-        for same in (store, patient):
+        for same in (store, other):
             with pytest.raises(RankFailedError, match="rank 1 is gone"):
                 same.get("never")
         later = pool.submit(aside.get, "key")

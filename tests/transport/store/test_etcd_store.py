@@ -104,9 +104,9 @@ def test_a_member_that_is_silent_or_gone_is_left_for_the_next(tmp_path: Path) ->
         store.set("late", "come")
         assert waiting.result(SOON) == b"come"
         cluster.kill(1)
-        cluster.kill(2)  # one of three is no majority
+        cluster.kill(2)  # one of three is not a majority
         with pytest.raises(DistStoreError, match="no answer to reading 'n' within 2 s: 127"):
-            store.with_patience(2.0).add("n", 1)
+            store.with_grace(2.0).add("n", 1)
 
 
 def test_a_silent_member_is_named() -> None:
@@ -177,7 +177,7 @@ def test_another_program_is_no_etcd() -> None:
         served.result(SOON)
 
 
-def ask(host: str, path: str, **body: object) -> None:
+def post(host: str, path: str, **body: object) -> None:
     connection = http.client.HTTPConnection(host, timeout=SOON)
     connection.request("POST", f"/v3/auth/{path}", json.dumps(body))
     answer = connection.getresponse()
@@ -190,13 +190,13 @@ def test_a_user_with_a_password(tmp_path: Path) -> None:
     with etcd_of(tmp_path, options=("--auth-token-ttl", "2")) as cluster:
         (host,) = cluster.hosts
         for name in ("root", "mesh"):
-            ask(host, "user/add", name=name, password="p:@/w")
-            ask(host, "role/add", name=name)
-            ask(host, "user/grant", user=name, role=name)
+            post(host, "user/add", name=name, password="p:@/w")
+            post(host, "role/add", name=name)
+            post(host, "user/grant", user=name, role=name)
         begin, end = (b64encode(key).decode() for key in (b"mine/", b"mine0"))
         permission = {"permType": "READWRITE", "key": begin, "range_end": end}
-        ask(host, "role/grant", name="mesh", perm=permission)
-        ask(host, "enable")
+        post(host, "role/grant", name="mesh", perm=permission)
+        post(host, "enable")
         with EtcdStore(f"etcd://mesh:p%3A%40%2Fw@{host}/mine", SOON, tls=None) as store:
             assert "p:@" not in repr(store)
             assert "p%3A" not in repr(store)

@@ -1,4 +1,4 @@
-"""What is particular to the store in a file: who removes it, and what crashed jobs leave."""
+"""The store in a file: its removal, and the remains of crashed jobs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreTimeoutError
 from transport._store import FileStore
 from transport._store.file.log import FileLog, _pack
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 

@@ -11,11 +11,11 @@ import pytest
 
 from transport._communicators.runtime import Membership, Runtime
 from transport._communicators.store_waits import PeerKeys
-from transport._deadline import Deadline
 from transport._errors import CommunicatorAbortedError
 from transport._net.auth import authenticate
 from transport._net.sockets import listen
 from transport._store import Store, TCPStore
+from transport._waiting.deadline import Deadline
 
 SOON = 30.0
 WAITS = 3
@@ -47,12 +47,12 @@ def test_cancel_talks_to_nobody(
     store = TCPStore(*stopped_server, timeout=10 * SOON, secret=None)
     waits = PeerKeys(Membership("group", 0, (0, 1), store, Runtime()))
     with ThreadPoolExecutor(WAITS + 1) as pool:
-        asked: list[Callable[[Store], object]] = [
+        requests: list[Callable[[Store], object]] = [
             lambda client: client.get("never"),
             lambda client: client.check(["never"]),
             lambda client: client.multi_get(["never", "ever"]),
         ]
-        ended = [pool.submit(waits.wait, ask) for ask in asked]
+        ended = [pool.submit(waits.wait, request) for request in requests]
         while len(waits._waiting) < WAITS:
             pass
         pool.submit(waits.cancel, "the group has failed").result(SOON)

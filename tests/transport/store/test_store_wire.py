@@ -16,7 +16,7 @@ FIELDS = st.lists(st.binary(max_size=20), max_size=4)
 
 
 @given(frames=st.lists(FIELDS, max_size=5), cuts=st.lists(st.integers(0, 400), max_size=8))
-def test_frames_come_out_as_they_went_in(frames: list[list[bytes]], cuts: list[int]) -> None:
+def test_frames_are_read_as_they_were_written(frames: list[list[bytes]], cuts: list[int]) -> None:
     stream = b"".join(pack_request(i, Op.GET, i / 2, fields) for i, fields in enumerate(frames))
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     cutter = Frames(REQUEST)

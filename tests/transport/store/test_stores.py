@@ -1,4 +1,4 @@
-"""What every store does, whatever is behind it."""
+"""Behaviour that all stores have in common."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TestValues:
 
     def test_add_to_what_is_no_number(self, store: Store) -> None:
         store.set("word", "one")
-        with pytest.raises(DistStoreError, match=r"word.*no number"):
+        with pytest.raises(DistStoreError, match=r"word.*not a number"):
             store.add("word", 1)
         assert store.get("word") == b"one"
         assert store.add("n", 1) == 1
@@ -318,7 +318,7 @@ class TestTail:
         assert text == "".join(pieces).encode()
         timer.join()
 
-    def test_what_is_there_comes_at_once(self, store: Store) -> None:
+    def test_existing_bytes_are_returned_at_once(self, store: Store) -> None:
         store.set("log", "abc")
         assert store.tail("log", 0) == b"abc"
         assert store.tail("log", 2, timeout=0) == b"c"
@@ -349,7 +349,7 @@ class TestLife:
                 with pytest.raises(DistStoreError, match="closed"):
                     wait.result(SOON)
 
-    def test_a_closed_store_says_so(self, store: Store) -> None:
+    def test_a_closed_store_raises(self, store: Store) -> None:
         store.close()
         store.close()
         for call in (

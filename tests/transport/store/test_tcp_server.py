@@ -19,7 +19,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from transport._deadline import Deadline
 from transport._errors import (
     StoreTimeoutError,
 )
@@ -29,6 +28,7 @@ from transport._store import TCPStore, TCPStoreServer
 from transport._store.commands import Op
 from transport._store.tcp.client import _StoreRequest
 from transport._store.tcp.wire import pack_request
+from transport._waiting.deadline import Deadline
 
 Connect = Callable[[], TCPStore]
 SOON = 30.0

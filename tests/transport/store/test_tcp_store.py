@@ -1,4 +1,4 @@
-"""What is particular to the store over TCP: making one, secrets, the connection."""
+"""The store over TCP: making one, secrets, the connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pytest
 from tests.support.net.certificates import tls_of_the_tests
 from tests.support.net.resets import await_end, reset
 from tests.support.transport.growing import with_growing_deadlines
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     DistNetworkError,
@@ -30,6 +29,7 @@ from transport._net.sockets import listen, recv_exact
 from transport._net.tls import Tls, TlsSocket
 from transport._store import TCPStore, TCPStoreServer
 from transport._store.tcp.serving import listen_host
+from transport._waiting.deadline import Deadline
 
 Connect = Callable[[], TCPStore]
 SOON = 30.0
@@ -55,7 +55,7 @@ class TestMaking:
         ):
             assert client.add("n", 1) == 1
 
-    def test_clients_may_come_first(self, free_port: int) -> None:
+    def test_clients_may_connect_first(self, free_port: int) -> None:
         with ThreadPoolExecutor(1) as pool:
             early = pool.submit(TCPStore, "127.0.0.1", free_port, timeout=SOON)
             time.sleep(0.1)
@@ -77,7 +77,7 @@ class TestMaking:
             for store in (*clients, master.result()):
                 store.close()
 
-    def test_workers_that_do_not_come(self) -> None:
+    def test_missing_workers(self) -> None:
         def attempt(seconds: float) -> bool | None:
             try:
                 TCPStore("127.0.0.1", 0, 2, True, timeout=seconds)
@@ -243,7 +243,7 @@ class TestConnection:
             done = pool.submit(serve)
             with (
                 TCPStore(*listener.getsockname(), timeout=SOON, secret=None) as store,
-                pytest.raises(DistStoreError, match="no reply"),
+                pytest.raises(DistStoreError, match="invalid reply"),
             ):
                 store.get("k")
             done.result(SOON)
@@ -267,7 +267,7 @@ class TestConnection:
             TCPStore(*listener.getsockname(), timeout=SOON, secret=b"s").close()
             done.result(SOON)
 
-    def test_a_server_that_hangs_up_before_tls_begins_is_asked_again(self) -> None:
+    def test_a_server_that_hangs_up_before_tls_begins_is_tried_again(self) -> None:
         """As one does that closes with connections in its queue; another one follows."""
         tls, listener = tls_of_the_tests(), listen()
         servers: list[TCPStoreServer] = []
@@ -287,9 +287,7 @@ class TestConnection:
             store.set("k", "v")
         servers[0].close()
 
-    def test_a_stranger_that_accepts_and_says_nothing(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_silent_stranger_that_accepts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Its time is the handshake's, not the store's.
         monkeypatch.setattr("transport._store.tcp.store.HANDSHAKE_SECONDS", 0.1)
         with listen() as listener:

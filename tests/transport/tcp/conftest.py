@@ -1,4 +1,4 @@
-"""What the tests of the TCP transport share."""
+"""Common parts of the tests of the TCP transport."""
 
 from __future__ import annotations
 

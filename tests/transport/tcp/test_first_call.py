@@ -13,11 +13,11 @@ import pytest
 
 import transport._tcp.meeting.dial as dialling
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._communicators.base import Communicator
 from transport._communicators.runtime import Membership
 from transport._errors import AuthenticationError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._store import PrefixStore, Store
 from transport._store.commands import Fields, Op
@@ -29,23 +29,23 @@ HOSTS = 8
 class CountingStore(PrefixStore):
     """Notes each question whose answer is waited for; what it has aside notes in the same place."""
 
-    def __init__(self, prefix: str, store: Store, asked: list[Op]) -> None:
+    def __init__(self, prefix: str, store: Store, ops: list[Op]) -> None:
         super().__init__(prefix, store)
-        self.asked = asked
+        self.ops = ops
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
-        self.asked.append(op)
-        return super()._ask(op, fields)
+    def _request(self, op: Op, fields: Fields) -> Fields:
+        self.ops.append(op)
+        return super()._request(op, fields)
 
     def _await(self, op: Op, fields: Fields, timeout: Any) -> Fields:
-        self.asked.append(op)
+        self.ops.append(op)
         return super()._await(op, fields, timeout)
 
-    def _tell(self, op: Op, fields: Fields) -> None:
-        super()._ask(op, fields)
+    def _post(self, op: Op, fields: Fields) -> None:
+        super()._request(op, fields)
 
     def aside(self) -> CountingStore:
-        return CountingStore(self.prefix, self.underlying_store.aside(), self.asked)
+        return CountingStore(self.prefix, self.underlying_store.aside(), self.ops)
 
 
 class CountingSocket(socket.socket):
@@ -65,10 +65,10 @@ class CountingSocket(socket.socket):
 
 
 def counting(
-    make: Callable[[Membership, Thresholds], Communicator], asked: dict[int, list[Op]]
+    make: Callable[[Membership, Thresholds], Communicator], ops: dict[int, list[Op]]
 ) -> Transport:
     def counted(membership: Membership, table: Thresholds) -> Communicator:
-        own = asked[membership.rank] = []
+        own = ops[membership.rank] = []
         store = CountingStore("counted", membership.store, own)
         return make(replace(membership, store=store), table)
 
@@ -78,12 +78,12 @@ def counting(
 @pytest.fixture(autouse=True)
 def nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a connection for long asks the store once more."""
-    monkeypatch.setattr("transport._tcp.communicator._PATIENCE_SECONDS", LONG)
-    monkeypatch.setattr("transport._communicators.store_waits._PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr("transport._tcp.communicator._FIRST_WAIT_SECONDS", LONG)
+    monkeypatch.setattr("transport._communicators.store_waits._FIRST_WAIT_SECONDS", LONG)
 
 
-def test_the_store_is_asked_once_for_all_addresses() -> None:
-    asked: dict[int, list[Op]] = {}
+def test_one_request_reads_all_addresses() -> None:
+    ops: dict[int, list[Op]] = {}
     here = threading.Barrier(HOSTS)
 
     def body(member: Member) -> None:
@@ -91,8 +91,8 @@ def test_the_store_is_asked_once_for_all_addresses() -> None:
         member.comm.all_to_all(member.call(Kind.ALL_TO_ALL), *_parts())
         member.all_reduce(np.ones(2), ReduceOp.SUM)
 
-    run_group(counting(TcpCommunicator, asked), HOSTS, body)
-    assert asked == {rank: [Op.MULTI_GET] if rank else [] for rank in range(HOSTS)}
+    run_group(counting(TcpCommunicator, ops), HOSTS, body)
+    assert ops == {rank: [Op.MULTI_GET] if rank else [] for rank in range(HOSTS)}
 
 
 def test_connections_take_three_round_trips_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What the TCP communicator adds to the conformance suite: messages, and what goes wrong."""
+"""The TCP communicator beyond the conformance suite: messages, and failures."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import pytest
 
 from tests.support.net.tcp_members import SOON, all_reduce, enter, member_of, ones
 from tests.support.transport.rank_threads import LONG, run_threads
-from transport._call import Call
-from transport._deadline import Deadline
+from transport._calls.call import Call
+from transport._calls.header import NO_ROOT, CallHeader, Kind
 from transport._errors import (
     PeerLostError,
 )
-from transport._header import NO_ROOT, CallHeader, Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._store.hash_store import HashStore
 from transport._store.tcp.store import TCPStore
 from transport._tcp import TcpCommunicator
 from transport._tcp.frame import pack_prefix
 from transport._tcp.meeting.hello import TrafficKind
+from transport._waiting.deadline import Deadline
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -165,7 +165,7 @@ class TestWaitingForOneThatIsLate:
     """Over a connection for messages, which costs no thread."""
 
     def test_leaves_no_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("transport._tcp.communicator._PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr("transport._tcp.communicator._FIRST_WAIT_SECONDS", 0.0)
         store = HashStore()
         begun, before = threading.Event(), set(threading.enumerate())
         dial = TcpCommunicator._dial

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transport._deadline import Deadline
 from transport._errors import AuthenticationError
 from transport._net.auth import Handshake, authenticate
 from transport._tcp.meeting import endpoint as endpoint_module
 from transport._tcp.meeting.endpoint import TcpEndpoint
 from transport._tcp.meeting.hello import HELLO_BYTES, WELCOME, Hello, TrafficKind, digest_of
+from transport._waiting.deadline import Deadline
 
 LONG = 60.0
 SECRET = b"the secret of the job"
@@ -86,7 +86,7 @@ def door() -> Iterator[Door]:
 
 
 def hung_up(sock: socket.socket) -> bool:
-    """Whether the other end closes without a word."""
+    """True if the other end closes without a word."""
     with contextlib.suppress(ConnectionError):
         return sock.recv(1) == b""
     return True
@@ -102,7 +102,7 @@ def test_a_member_is_delivered_and_welcomed(host: str, secret: bytes | None) -> 
             assert door.expect()[2:] == (3, TrafficKind.COLLECTIVE, 0, 1)
 
 
-def test_a_hello_may_come_in_pieces(door: Door) -> None:
+def test_a_hello_may_arrive_in_pieces(door: Door) -> None:
     with door.enter(hello=b"") as sock:
         for i in range(HELLO_BYTES):
             sock.sendall(door.hello()[i : i + 1])
@@ -110,7 +110,7 @@ def test_a_hello_may_come_in_pieces(door: Door) -> None:
         door.expect()
 
 
-def test_who_comes_before_the_group_is_made_is_held(door: Door) -> None:
+def test_a_connection_before_the_group_is_made_is_held(door: Door) -> None:
     with door.enter(door.hello("later")) as sock, door.enter() as other:
         assert other.recv(1) == WELCOME  # and so the first one is in
         door.expect()
@@ -120,7 +120,7 @@ def test_who_comes_before_the_group_is_made_is_held(door: Door) -> None:
         assert sock.recv(1) == WELCOME
 
 
-def test_who_comes_after_the_group_is_closed_is_refused(door: Door) -> None:
+def test_a_connection_after_the_group_is_closed_is_refused(door: Door) -> None:
     door.endpoint.unregister("g")
     door.endpoint.unregister("g")
     with door.enter() as sock:
@@ -165,7 +165,9 @@ def test_who_looks_for_the_endpoint_that_had_the_port_before_is_refused(door: Do
     assert door.delivered.empty()
 
 
-def test_who_says_no_hello_is_dropped(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_hello_is_dropped(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(endpoint_module, "HANDSHAKE_SECONDS", 0.2)
     with door.enter(hello=door.hello()[:-1]) as sock:
         assert hung_up(sock)

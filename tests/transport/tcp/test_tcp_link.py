@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tests.support.net.tcp_pairs import LONG, call, links, sockets
 from tests.support.transport.rank_threads import run_threads
+from transport._calls.header import CallHeader
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
     HeaderMismatchError,
     PeerLostError,
 )
-from transport._header import CallHeader
 from transport._link import exchange
 from transport._tcp.frame import PREFIX_BYTES, SMALL_BYTES, pack_prefix, parse_prefix
 from transport._tcp.link import FrameWorker, TcpLink
@@ -95,26 +95,26 @@ def test_a_ring_of_exchanges_does_not_deadlock(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100, 2_000_000])
-def test_pieces_are_told_while_they_arrive(size: int) -> None:
+def test_pieces_are_reported_while_they_arrive(size: int) -> None:
     expected = payload(size)
     with links() as (ours, theirs):
         into = space(size)
-        told: list[int] = []
+        progress: list[int] = []
 
         def on_piece(received: int) -> None:
             assert into[:received] == expected[:received]
-            told.append(received)
+            progress.append(received)
 
         def receive() -> None:
             exchange(call(), theirs, payload(3, 1), theirs, into, on_piece)
 
         run_threads([lambda: exchange(call(), ours, expected, ours, space(3)), receive])
-        assert told == sorted(told)
-        assert told[-1:] == ([size] if size else [])
+        assert progress == sorted(progress)
+        assert progress[-1:] == ([size] if size else [])
 
 
 @pytest.mark.parametrize("size", [5, SMALL_BYTES + 5])
-def test_a_frame_that_comes_byte_by_byte_is_put_together(size: int) -> None:
+def test_a_frame_that_arrives_byte_by_byte_is_put_together(size: int) -> None:
     frame = raw_frame(payload(size))
     with sockets() as (ours, theirs):
         link = TcpLink((theirs,), 0, "rank 0")
@@ -165,7 +165,7 @@ def test_random_bytes_are_refused_and_never_land_in_the_buffer(data: bytes, size
         link.close()
 
 
-def test_a_frame_of_another_call_is_told_apart() -> None:
+def test_a_frame_of_another_call_is_refused() -> None:
     with links() as (ours, theirs):
         ours.send(call(7), payload(4))
         with pytest.raises(HeaderMismatchError, match=r"in call #8.*rank 0 in call #7") as wrong:

@@ -23,7 +23,6 @@ from tests.support.net.tcp_members import (
     ones,
 )
 from tests.support.transport.rank_threads import LONG, Member, run_threads
-from transport._deadline import Deadline
 from transport._errors import (
     AuthenticationError,
     CommunicatorAbortedError,
@@ -36,6 +35,7 @@ from transport._store.hash_store import HashStore
 from transport._store.tcp.store import TCPStore
 from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import TrafficKind
+from transport._waiting.deadline import Deadline
 
 # Where ranks find each other.
 
@@ -59,7 +59,7 @@ def test_members_meet_at_any_loopback(
 
 @pytest.mark.parametrize("secret", [SECRET, None])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_the_store_tells_on_which_interface_to_listen(secret: bytes | None, host: str) -> None:
+def test_the_store_determines_the_interface_to_listen_on(secret: bytes | None, host: str) -> None:
     master = TCPStore(host, 0, is_master=True, secret=secret)
 
     def body(rank: int) -> None:
@@ -90,7 +90,7 @@ def test_garbage_in_place_of_an_address_is_named(store: HashStore) -> None:
         member.barrier()
 
 
-def test_a_member_with_another_secret_is_told_so(store: HashStore) -> None:
+def test_a_member_with_another_secret_gets_that_error(store: HashStore) -> None:
     with (
         member_of(store, 0, secret=b"another"),
         member_of(store, 1) as member,

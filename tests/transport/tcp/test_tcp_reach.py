@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group
-from transport._call import Call
+from transport._calls.call import Call
+from transport._calls.header import Kind
 from transport._choosing.choice import Thresholds
 from transport._errors import CommunicatorAbortedError, PeerLostError
-from transport._header import Kind
 from transport._operands.reduce_op import ReduceOp
 from transport._tcp import TcpCommunicator
 from transport._tcp import communicator as module
@@ -27,13 +27,13 @@ def test_those_that_a_rank_makes_are_made_at_the_same_time(monkeypatch: Any) -> 
     n = 4
     begun = threading.Barrier(n - 1, timeout=LONG)
 
-    class Patient(Dial):
+    class SlowDial(Dial):
         def connect(self, call: Call) -> Any:
             if self._membership.rank == n - 1:
                 begun.wait()
             return super().connect(call)
 
-    monkeypatch.setattr(module, "Dial", Patient)
+    monkeypatch.setattr(module, "Dial", SlowDial)
 
     def body(m: Member) -> None:
         for _ in range(2):

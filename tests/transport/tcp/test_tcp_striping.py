@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests.support.net.tcp_pairs import call, linked, sockets
 from tests.support.transport.rank_threads import LONG, Member, Transport, run_group, run_threads
-from transport._deadline import Deadline
 from transport._errors import (
     CommunicatorAbortedError,
     CommunicatorTimeoutError,
@@ -29,6 +28,7 @@ from transport._tcp.far import Distance, connections_from_environment, connectio
 from transport._tcp.frame import STEP_BYTES, pack_prefix
 from transport._tcp.link import TcpLink
 from transport._tcp.stripes import BLOCK_BYTES, STRIPED_BYTES, Stripes
+from transport._waiting.deadline import Deadline
 
 SIZES = (0, 5, STRIPED_BYTES - 1, STRIPED_BYTES, 3 * STRIPED_BYTES + 77, 4_000_001)
 
@@ -92,12 +92,12 @@ def test_frames_go_over_all_connections() -> None:
         def side(link: TcpLink, mine: int) -> None:
             for turn in range(3):
                 for size in SIZES:
-                    into, told = space(size), list[int]()
+                    into, progress = space(size), list[int]()
                     data = payload(mine + turn, size)
-                    exchange(call(), link, data, link, into, told.append)
+                    exchange(call(), link, data, link, into, progress.append)
                     assert into == payload(1 - mine + turn, size)
-                    assert told == sorted(told)
-                    assert told[-1:] == ([size] if size else [])
+                    assert progress == sorted(progress)
+                    assert progress[-1:] == ([size] if size else [])
 
         run_threads([lambda: side(ours, 0), lambda: side(theirs, 1)])
 
@@ -218,13 +218,13 @@ def test_the_round_trip_decides(
         assert (found, Distance(ours, "rank 1", found).window) == (connections, window)
 
 
-def test_a_window_that_holds_a_link_back_is_told_of_once(
+def test_a_window_that_holds_a_link_back_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("transport._tcp.far.is_on_this_machine", lambda _sock: False)
     monkeypatch.setattr("transport._tcp.far.round_trip_of", lambda _sock: 0.050)
     monkeypatch.setattr("transport._tcp.far._send_limit", lambda: 1 << 20)
-    monkeypatch.setattr(Distance, "_said", False)
+    monkeypatch.setattr(Distance, "_warned", False)
     with sockets() as (ours, _):
         found = Distance(ours, "rank 1", 4)
     found.note_sent(8 << 20, 1.0)  # 0.4 MiB in a round trip, of 4: something else is slow
@@ -237,18 +237,18 @@ def test_a_window_that_holds_a_link_back_is_told_of_once(
     assert "rank 1" in record.getMessage()
 
 
-@pytest.mark.parametrize(("said", "expected"), [(None, 4), ("", 4), ("1", 1), ("16", 16)])
-def test_the_environment_says_how_many_connections(
-    monkeypatch: pytest.MonkeyPatch, said: str | None, expected: int
+@pytest.mark.parametrize(("value", "expected"), [(None, 4), ("", 4), ("1", 1), ("16", 16)])
+def test_the_environment_sets_the_number_of_connections(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: int
 ) -> None:
     monkeypatch.delenv("MESHLIB_TCP_CONNECTIONS", raising=False)
-    if said is not None:
-        monkeypatch.setenv("MESHLIB_TCP_CONNECTIONS", said)
+    if value is not None:
+        monkeypatch.setenv("MESHLIB_TCP_CONNECTIONS", value)
     assert connections_from_environment() == expected
 
 
-@pytest.mark.parametrize("said", ["0", "17", "four", "-1"])
-def test_a_wrong_number_of_connections(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setenv("MESHLIB_TCP_CONNECTIONS", said)
-    with pytest.raises(ValueError, match=f"MESHLIB_TCP_CONNECTIONS is '{said}'.*1 to 16"):
+@pytest.mark.parametrize("value", ["0", "17", "four", "-1"])
+def test_a_wrong_number_of_connections(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MESHLIB_TCP_CONNECTIONS", value)
+    with pytest.raises(ValueError, match=f"MESHLIB_TCP_CONNECTIONS is '{value}'.*1 to 16"):
         connections_from_environment()

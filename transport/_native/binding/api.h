@@ -7,7 +7,7 @@
 #define API_NAME API_MODULE ".api"
 
 typedef struct {
-    size_t size; /* of this, by which two that were not built together are told apart */
+    size_t size; /* of this struct: it differs between two modules that were not built together */
     PyTypeObject *group_type, *fields_type, *ring_end_type;
     int (*export_array)(GroupObject *, PyObject *, int);
     int (*export_view)(PyObject *, int, Py_buffer *);

@@ -2,10 +2,10 @@
 #pragma once
 #include "core.h"
 
-/* transport/_call.py */
+/* transport/_calls/call.py */
 typedef struct {
     PyObject_HEAD
-    PyObject *packed; /* the header as bytes, once somebody has asked for it; else NULL */
+    PyObject *packed; /* the header as bytes, made at the first use; before it NULL */
     PyObject *waiting_for, *completion, *rest, *error, *group, *label, *code;
     double issued, started, ended, seconds;
     long long nbytes;

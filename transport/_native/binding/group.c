@@ -103,7 +103,7 @@ static int take_arrays(GroupObject *o, PyObject *list, int flags, int most) {
     for (Py_ssize_t i = 0; !failed && i < count; i++) {
         PyObject *array = PySequence_Fast_GET_ITEM(fast, i);
         failed = PyObject_GetBuffer(array, &o->views[o->exported], flags);
-        if (failed && flags & PyBUF_FORMAT) { /* that of bfloat16 and its like has no format */
+        if (failed && flags & PyBUF_FORMAT) { /* that of bfloat16 and the like has no format */
             PyErr_Clear();
             failed = PyObject_GetBuffer(array, &o->views[o->exported], flags & ~PyBUF_FORMAT);
         }
@@ -158,10 +158,10 @@ Status carry_on(GroupObject *o) {
     return carry_on_free(o);
 }
 
-/* A method's result: a finished call releases its arrays. After AGAIN Python looks for news. */
-static PyObject *say(GroupObject *o, Status status) {
+/* A method's result: a finished call releases its arrays. After AGAIN Python checks why it was woken. */
+static PyObject *return_status(GroupObject *o, Status status) {
     if (status == DONE_ALL) release_arrays(o);
-    if (status == AGAIN) o->group.news = 0;
+    if (status == AGAIN) o->group.wake_requested = 0;
     return PyLong_FromLong(status);
 }
 
@@ -191,10 +191,10 @@ static PyObject *group_start(GroupObject *o, PyObject *const *args, Py_ssize_t c
     if (op) what.loops = loops_for(o, (int)op);
     o->sync = call->sync;
     Status status = begin_call(o, &what);
-    return say(o, status == AGAIN ? carry_on(o) : status);
+    return return_status(o, status == AGAIN ? carry_on(o) : status);
 }
 
-static PyObject *group_continue(GroupObject *o, PyObject *Py_UNUSED(none)) { return say(o, carry_on_free(o)); }
+static PyObject *group_continue(GroupObject *o, PyObject *Py_UNUSED(none)) { return return_status(o, carry_on_free(o)); }
 
 static PyObject *group_stop(GroupObject *o, PyObject *Py_UNUSED(none)) {
     release_arrays(o);
@@ -230,7 +230,7 @@ static PyObject *group_wake_all(GroupObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* lay_out(segments): be told where symmetric memory is: numbers, memory, and bytes a member. */
+/* lay_out(segments): set where symmetric memory lies: numbers, memory, and bytes a member. */
 static PyObject *group_lay_out(GroupObject *o, PyObject *list) {
     if (!PyList_Check(list)) {
         PyErr_SetString(PyExc_TypeError, "expected a list of segments");

@@ -33,5 +33,5 @@ int export_view(PyObject *array, int writable, Py_buffer *view); /* the same, in
 void describe_part(GroupObject *o, int at, int view, int part, int parts);
 void release_arrays(GroupObject *o);
 
-/* The code of the dtype that a buffer's format and size of elements stand for (transport/_codes.py); 0: none. */
+/* The code of the dtype that a buffer's format and size of elements stand for (transport/_calls/codes.py); 0: none. */
 int dtype_of(const Py_buffer *view);

@@ -17,7 +17,7 @@ static Status write_more(Ring *r, char *data, uint64_t size, Mode mode) { return
 static PyObject *move(RingObject *o, Move function, const Py_buffer *data, int mode) {
     Ring *r = &o->ring;
     if (r->left > (uint64_t)data->len)
-        return PyErr_Format(PyExc_ValueError, "%llu bytes are to come, of %zd", (unsigned long long)r->left, data->len);
+        return PyErr_Format(PyExc_ValueError, "%llu bytes are left, of %zd", (unsigned long long)r->left, data->len);
     Status status = AGAIN;
     if (r->left <= HELD_BYTES) status = function(r, data->buf, (uint64_t)data->len, mode < GLANCE ? (Mode)mode : GLANCE);
     if (status == AGAIN && (mode > GLANCE || r->left > HELD_BYTES)) {
@@ -112,7 +112,7 @@ int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
     return done;
 }
 
-/* Wait until something has come: 0 where Python has to look. */
+/* Wait until something has arrived: 0 where Python has to look. */
 static int await_message(RingObject *o) {
     Ring *r = &o->ring, *const rings[] = {r};
     char *memory = o->memory.buf;
@@ -161,13 +161,13 @@ static PyObject *end_meet(RingObject *o, PyObject *args) {
     Head head;
     PyObject *result = Py_NewRef(Py_None);
     char *memory = o->memory.buf;
-    int come = !r->left && inbox_await(memory, rings, 1, known, GLANCE);
-    if (!r->left && !come) {
+    int changed = !r->left && inbox_await(memory, rings, 1, known, GLANCE);
+    if (!r->left && !changed) {
         Py_BEGIN_ALLOW_THREADS
-        come = inbox_await(memory, rings, 1, known, SPIN);
+        changed = inbox_await(memory, rings, 1, known, SPIN);
         Py_END_ALLOW_THREADS
     }
-    if (come && ring_peek(r, &head) == DONE_ALL && head.header.extra == tag && head.header.dtype == dtype &&
+    if (changed && ring_peek(r, &head) == DONE_ALL && head.header.extra == tag && head.header.dtype == dtype &&
         head.size == (uint64_t)into.len) {
         ring_accept(r, head.size);
         Py_SETREF(result, move(o, ring_take, &into, SPIN));
@@ -236,7 +236,7 @@ static int is_inbox(const Py_buffer *memory) {
     return 0;
 }
 
-PyObject *listen_to(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *await_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer inbox;
     PyObject *ends, *result = NULL;
     unsigned long long known;
@@ -252,13 +252,13 @@ PyObject *listen_to(PyObject *Py_UNUSED(module), PyObject *args) {
     if (valid < count) {
         PyErr_SetString(PyExc_TypeError, "expected a tuple of RingEnds");
     } else if (is_inbox(&inbox)) {
-        int come = inbox_await(inbox.buf, rings, (int)count, known, mode < GLANCE ? (Mode)mode : GLANCE);
-        if (!come && mode > GLANCE) {
+        int changed = inbox_await(inbox.buf, rings, (int)count, known, mode < GLANCE ? (Mode)mode : GLANCE);
+        if (!changed && mode > GLANCE) {
             Py_BEGIN_ALLOW_THREADS
-            come = inbox_await(inbox.buf, rings, (int)count, known, (Mode)mode);
+            changed = inbox_await(inbox.buf, rings, (int)count, known, (Mode)mode);
             Py_END_ALLOW_THREADS
         }
-        result = PyBool_FromLong(come);
+        result = PyBool_FromLong(changed);
     }
     PyBuffer_Release(&inbox);
     return result;

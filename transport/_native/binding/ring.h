@@ -2,9 +2,9 @@
 #pragma once
 #include "core.h"
 
-/* True if code that does without the interpreter's lock may use an end. Python takes back what it has lent, and waits
- * for nobody: an end in use is as one on which nothing has come. If such code leaves a message half received, the end
- * stays in use until Python goes on with that message. */
+/* LENT: code without the interpreter's lock may use the end. Python takes a lent end back without waiting: to Python an
+ * end IN_USE looks empty. If such code leaves a message half received, the end stays in use until Python goes on with
+ * that message. */
 enum { KEPT, LENT, IN_USE };
 
 typedef struct {
@@ -12,7 +12,7 @@ typedef struct {
     Ring ring;
     Py_buffer memory; /* of the inbox, which stays mapped as long as this lives */
     _Atomic int lent;
-    const void *into; /* where the message comes to lie that is received while this is in use */
+    const void *into; /* where the message goes that is received while this is in use */
 } RingObject;
 
 extern PyTypeObject *ring_end_type;
@@ -36,8 +36,9 @@ int add_ring_end(PyObject *module); /* the type RingEnd: -1 with an exception */
  * - read_wakeup(memory): the value of its wakeup word.
  */
 PyObject *measure_inbox(PyObject *module, PyObject *args);
-/* listen_to(memory, ends, known, mode): whether a RingEnd of a tuple has news, or the wakeup word is not `known`. */
-PyObject *listen_to(PyObject *module, PyObject *args);
+/* await_inbox(memory, ends, known, mode): whether a RingEnd of the tuple has more or is broken, or the wakeup word is
+ * not `known`. */
+PyObject *await_inbox(PyObject *module, PyObject *args);
 PyObject *create_inbox(PyObject *module, PyObject *args);
 PyObject *wake_inbox(PyObject *module, PyObject *args);
 PyObject *read_wakeup(PyObject *module, PyObject *array);

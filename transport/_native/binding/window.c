@@ -1,11 +1,11 @@
 /* Functions on the memory of a one-sided window. */
 #include "core.h"
-#include "engine/update.h"
+#include "engine/kernels/update.h"
 
 #define HELD_BYTES 1024 /* more than that is updated without the interpreter's lock */
 #define MOST_ITEMSIZE 8
 
-/* The word at `offset` of a window's memory, NULL with an exception where there is none. */
+/* The word at `offset` of a window's memory, NULL with an exception if there is none. */
 static Word *word_of(const Py_buffer *memory, unsigned long long offset) {
     if (memory->len >= (Py_ssize_t)sizeof(Word) && offset <= (uint64_t)memory->len - sizeof(Word) && offset % sizeof(Word) == 0)
         return (Word *)(void *)((char *)memory->buf + offset);
@@ -69,11 +69,11 @@ PyObject *await_word(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *value = NULL;
     if (word) {
         Change change = {word, seen};
-        Patience patience;
-        be_patient(&patience, 1);
-        if (!await_awake(&patience, GLANCE, changed, &change)) {
+        SpinBudget budget;
+        init_spin_budget(&budget, 1);
+        if (!spin_until(&budget, GLANCE, changed, &change)) {
             Py_BEGIN_ALLOW_THREADS
-            if (!await_awake(&patience, SPIN, changed, &change)) sleep_on(word, seen, SLICE_SECONDS);
+            if (!spin_until(&budget, SPIN, changed, &change)) sleep_on(word, seen, SLICE_SECONDS);
             Py_END_ALLOW_THREADS
         }
         value = PyLong_FromUnsignedLongLong(look_at(word));

@@ -6,7 +6,7 @@
 typedef enum { WHOLE, BEFORE, OWN, AFTER } Cut;
 
 Array *sent_to(Group *g, int peer);       /* what goes to a member in the call: NULL: nothing */
-Array *expected_from(Group *g, int peer); /* and what is as large as what comes from it */
+Array *expected_from(Group *g, int peer); /* and the array as large as what the member sends */
 
 void size_chunks(Group *g); /* of the arrays of a call that has begun */
 void note_sizes(Group *g);  /* write behind the header what is sent, and where that lies */
@@ -19,7 +19,7 @@ char *in_block(const Group *g, int owner, int reader, uint64_t chunk, uint64_t l
 void stage(Group *g, uint64_t chunk);        /* into this member's block, for its readers */
 void stage_others(Group *g, uint64_t chunk); /* what other members reduce */
 void keep_own(Group *g);                     /* copy what goes from this member to itself */
-void take(Group *g, uint64_t chunk);         /* copy what has come from each sender */
+void take(Group *g, uint64_t chunk);         /* copy the data that each sender staged */
 void take_others(Group *g, uint64_t chunk);  /* copy the results of other members */
 
 /* Prepare to reduce this member's piece of a chunk into an array, and do a part of it: 1 where all is done, 0 where

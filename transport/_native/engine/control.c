@@ -1,4 +1,4 @@
-/* The control block: where the members of a group see which call each is in, and how far.
+/* The control block: it shows the members of a group which call each member is in, and how far.
  *
  * - head: magic, members, bytes of a block;
  * - sleepers: a bit for each member, set while it sleeps in the kernel;
@@ -9,13 +9,13 @@
  * Each member has a counter that it alone writes and that only rises: the number of its call, and in the low bits
  * a step within that. Nothing is ever reset, so nothing can be missed.
  *
- * A member compares all other headers with its own. It does so at once where it waits for that member anyway. Else it
- * compares when all meet in a later call, at the latest before its next call but one.
+ * A member compares all other headers with its own. With a member that it waits for anyway it compares at once. The
+ * others it compares when all meet in a later call, at the latest before its next call but one.
  *
  * Headers and blocks are used in rotation. When a member begins a call, all others have begun the call before the
- * last one: headers of four calls are enough. With each block a member remembers the turn at which all have taken
- * what it had there, and waits for that before it uses the block again. A member that has taken the last chunk says so
- * by the step LAST where there were several, else by beginning the next call.
+ * last one: headers of four calls are enough. For each block a member keeps the turn at which all others have read its
+ * data, and waits for that turn before it reuses the block. A member shows that it has read the last chunk by the step
+ * LAST if there were several chunks, else by beginning the next call.
  */
 #include "engine/engine.h"
 
@@ -24,9 +24,9 @@
 
 #define MAGIC UINT64_C(0x6D6573686C696202)
 #define MAX_STAGED (UINT64_C(16) << 20) /* bytes of all blocks */
-#define MAX_BLOCK (UINT64_C(256) << 10) /* four are near a core, beside arrays as large */
+#define MAX_BLOCK (UINT64_C(256) << 10) /* four, and arrays as large, fit the cache of a core */
 #define DIRECT_OF_TWO 8
-#define AHEAD (16 * STEPS) /* no member can be so far ahead of another */
+#define AHEAD (16 * STEPS) /* in steps: a counter further ahead is damaged */
 
 /* ------------------------------------------------------------------ the layout */
 
@@ -84,7 +84,7 @@ int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Size
         group_close(g);
         return -2;
     }
-    be_patient(&g->patience, may_spin);
+    init_spin_budget(&g->spin_budget, may_spin);
     return 0;
 }
 
@@ -116,7 +116,7 @@ void publish(Group *g, uint64_t step) {
 }
 
 void group_wake(Group *g) {
-    g->news = 1;
+    g->wake_requested = 1;
     for (int member = 0; member < g->size; member++) wake(counter_of(g, member));
 }
 
@@ -126,58 +126,58 @@ typedef struct {
     int peer;
 } Awaited;
 
-/* Nor is it too far ahead, which only a damaged counter can be. */
-static inline int has_come(const Group *g, int member, uint64_t turn) {
+/* A counter too far ahead is damaged, and does not count as arrived. */
+static inline int has_arrived(const Group *g, int member, uint64_t turn) {
     return look_at(counter_of(g, member)) - turn < AHEAD;
 }
 
-static int have_come(const void *what) {
+static int have_arrived(const void *what) {
     const Awaited *a = what;
     const Group *g = a->group;
-    if (g->news) return 1;
-    if (a->peer != ALL) return has_come(g, a->peer, a->turn);
+    if (g->wake_requested) return 1;
+    if (a->peer != ALL) return has_arrived(g, a->peer, a->turn);
     for (int member = 0; member < g->size; member++)
-        if (member != g->rank && !has_come(g, member, a->turn)) return 0;
+        if (member != g->rank && !has_arrived(g, member, a->turn)) return 0;
     return 1;
 }
 
 static int first_missing(const Group *g, const Awaited *a) {
-    if (a->peer != ALL) return has_come(g, a->peer, a->turn) ? ALL : a->peer;
+    if (a->peer != ALL) return has_arrived(g, a->peer, a->turn) ? ALL : a->peer;
     for (int member = 0; member < g->size; member++)
-        if (member != g->rank && !has_come(g, member, a->turn)) return member;
+        if (member != g->rank && !has_arrived(g, member, a->turn)) return member;
     return ALL;
 }
 
-/* Sleep until they have come. A member that comes wakes those that sleep on its counter. */
+/* Sleep until the awaited members arrive. A member that arrives wakes those that sleep on its counter. */
 static int sleep_until(Group *g, const Awaited *a) {
     Word *flags = word_at(g, g->sleepers_at) + g->rank / 64;
     uint64_t bit = UINT64_C(1) << g->rank % 64;
     double end = now() + SLICE_SECONDS, left = SLICE_SECONDS;
-    int come = 0;
+    int arrived = 0;
     add_sleeper(flags, bit);
-    while (left > 0 && !g->news) {
+    while (left > 0 && !g->wake_requested) {
         g->waits_for = first_missing(g, a);
         if (g->waits_for == ALL) {
-            come = 1;
+            arrived = 1;
             break;
         }
         Word *counter = counter_of(g, g->waits_for);
         uint64_t seen = look_again(counter);
         if (seen - a->turn < AHEAD) continue;
         sleep_on(counter, seen, left);
-        if (look_at(counter) == seen) break; /* it is late, or somebody has news */
+        if (look_at(counter) == seen) break; /* the slice is over, or group_wake was called */
         left = end - now();
     }
     remove_sleeper(flags, bit);
-    return come;
+    return arrived;
 }
 
 static int await(Group *g, int peer, uint64_t turn) {
     Awaited awaited = {g, turn, peer};
-    int come = await_awake(&g->patience, g->mode, have_come, &awaited) ||
-               (g->mode >= SLEEP && sleep_until(g, &awaited));
-    if (g->news) return 0; /* the caller decides whether the call goes on, even where all have come now */
-    if (come) return 1;
+    int arrived = spin_until(&g->spin_budget, g->mode, have_arrived, &awaited) ||
+                  (g->mode >= SLEEP && sleep_until(g, &awaited));
+    if (g->wake_requested) return 0; /* the caller decides whether the call goes on, even if all have arrived by now */
+    if (arrived) return 1;
     int missing = first_missing(g, &awaited);
     g->waits_for = missing;
     if (missing == ALL) return 1;
@@ -219,8 +219,8 @@ static int are_same(Group *g, unsigned long long number, const Header *ours) {
     return 1;
 }
 
-/* Compare those of the calls before a number that were left for later. All members have begun them, and none has
- * begun the fourth call after: the headers are there. */
+/* Compare the deferred headers of the calls before ``limit``. All members have begun those calls, and none has begun
+ * the fourth call after, which would overwrite their headers. */
 static int compare_earlier(Group *g, unsigned long long limit) {
     while (g->unchecked_count && g->unchecked[0].number < limit) {
         if (!are_same(g, g->unchecked[0].number, &g->unchecked[0].header)) return 0;

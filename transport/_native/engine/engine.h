@@ -1,18 +1,18 @@
 /* The engine: collectives and messages of members that share memory. It knows no Python.
  *
- * A call is begun and then carried on until it is done. It never blocks for longer than SLICE_SECONDS, calls
- * nobody back and raises nothing: what it returns says what the caller has to do next.
+ * A call is begun and then carried on until it is done. It never blocks for longer than SLICE_SECONDS, makes no
+ * callbacks and raises nothing: its result tells the caller what to do next.
  */
 #pragma once
-#include "engine/copy.h"
-#include "engine/reduce.h"
-#include "engine/staging.h"
-#include "engine/strides.h"
+#include "engine/kernels/copy.h"
+#include "engine/kernels/reduce.h"
+#include "engine/kernels/staging.h"
+#include "engine/kernels/strides.h"
 #include "engine/waiting.h"
 #include "engine/words.h"
 
 #define MAX_MEMBERS 1024
-#define MUCH (UINT64_C(64) << 20) /* bytes after which a call says AGAIN, for signals to be looked at */
+#define MUCH (UINT64_C(64) << 20) /* bytes after which a call returns AGAIN, so that the caller can check signals */
 #define SLOTS 4 /* headers and blocks of a member, which its calls use in rotation */
 #define HEADER_BYTES 32
 #define PAGE 4096
@@ -22,17 +22,17 @@
 
 typedef enum {
     DONE_ALL,    /* the call is done */
-    AGAIN,       /* look at signals, deadline and lost peers, then carry on */
+    AGAIN,       /* check signals, deadline and lost peers, then carry on */
     UNSUPPORTED, /* reduce `parts` into `out`, which the engine cannot, then carry on */
-    MISMATCH,    /* the members made different calls: `problem` says how */
-    DAMAGED      /* a member wrote what cannot be, or has no memory left: `problem` says who */
+    MISMATCH,    /* the members made different calls, which `problem` has */
+    DAMAGED      /* a member, named in `problem`, wrote impossible values or has no memory left */
 } Status;
 
-/* The kinds of calls: transport/_header.py. */
+/* The kinds of calls: transport/_calls/header.py. */
 enum { BARRIER = 1, BROADCAST, ALL_REDUCE, REDUCE, ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER, ALL_TO_ALL, SEND, RECV };
 
 #pragma pack(push, 1)
-/* The fields that must be equal on all members: transport/_header.py. */
+/* The fields that must be equal on all members: transport/_calls/header.py. */
 typedef struct {
     uint64_t sequence, elements;
     int32_t root;
@@ -55,7 +55,7 @@ typedef struct {
 } Array;
 
 /* A segment of symmetric memory: a part for each member, one after the other. A place in a part is the number of the
- * segment, then an offset of so many bits, and 1. */
+ * segment, then an offset of this many bits, and 1. */
 #define PLACE_BITS 40
 typedef struct {
     uint64_t number;
@@ -66,7 +66,7 @@ typedef struct {
 typedef enum { NO_PROBLEM, OTHER_CALL, SENT, EXPECTS, BAD_PLACE, BAD_COUNTER, NO_MEMORY } Trouble;
 
 /* Why a call cannot go on. OTHER_CALL compared `theirs` and `ours`. Else `found` and `wanted` are sizes, a place or
- * a counter. NO_MEMORY found an errno, where it wanted so many bytes. */
+ * a counter. NO_MEMORY found an errno, where it wanted that many bytes. */
 typedef struct {
     Trouble trouble;
     int peer;
@@ -87,7 +87,7 @@ typedef struct {
     Copy copy;          /* how results are written */
     uint64_t chunk_bytes, chunks, chunk, moved;
     uint64_t blocks; /* that it uses, as far as all members know it */
-    uint64_t taken;  /* a chunk has been taken by a member that is so many steps further than its number */
+    uint64_t taken;  /* a member this many steps past a chunk's number has taken the chunk */
     int in_place; /* the others read this member's arrays where they lie */
     int many;     /* chunks enough for blocks to be used again within the call */
     int small;    /* staged data lies beside the header, which the others read anyway */
@@ -102,7 +102,7 @@ typedef struct {
     uint64_t unstaged; /* the most that is read in place at a time */
 } Sizes;
 
-/* One member's view. One thread at a time, but for group_wake. */
+/* One member's view. One thread at a time, except for group_wake. */
 struct Group {
     char *memory;
     int rank, size;
@@ -110,9 +110,9 @@ struct Group {
     uint64_t sleepers_at, counters_at, headers_at, header_stride, blocks_at;
     unsigned long long number, base; /* of the call under way, and the turn at which it begins */
     uint64_t blocks;                 /* how many earlier calls have used, as far as all members know it */
-    unsigned long long floor;        /* a turn that all members have come to */
-    unsigned long long free_at[SLOTS]; /* by slot: one that they must have come to before this member's block is used */
-    uint64_t allocated;              /* so many bytes of each of this member's blocks have pages */
+    unsigned long long floor;        /* a turn that all members have reached */
+    unsigned long long free_at[SLOTS]; /* by slot: the turn they must reach before this member's block is used */
+    uint64_t allocated;              /* the bytes of each of this member's blocks that have pages */
     struct {
         unsigned long long number;
         Header header;
@@ -120,9 +120,9 @@ struct Group {
     int unchecked_count;
     int compares; /* 0: take every member's word, to measure what comparing costs */
     int waits_for; /* the member that the call waits for, or ALL */
-    _Atomic int news; /* another thread wants calls that wait to say AGAIN, until the caller sets it to 0 and looks */
+    _Atomic int wake_requested; /* set by another thread: waiting calls return AGAIN until the caller resets it */
     Mode mode;
-    Patience patience;
+    SpinBudget spin_budget;
     Staging staging;
     Arena *arenas;
     int arena_count;
@@ -157,7 +157,7 @@ typedef struct {
 Status group_begin(Group *g, const CallSpecification *what, Mode mode);
 Status group_go_on(Group *g, Mode mode);
 
-void group_wake(Group *g); /* have all that sleep look up, and a call of this member say AGAIN. Any thread */
+void group_wake(Group *g); /* wake all sleeping members; this member's call returns AGAIN. Any thread */
 int group_arrays(int size, int rank, int kind, int root, int *inputs); /* how many a call has; -1: no such call */
 
 /* ------------------------------------------------------------------ rings of messages */
@@ -168,9 +168,9 @@ typedef struct {
     Word *written, *broken, *sender_sleeps, *taken; /* the first three on one line */
     Word *wakeup, *asleep;                          /* of the inbox */
     uint64_t capacity, piece;
-    uint64_t position, left; /* how far this end is; of the message under way, how much is still to come */
+    uint64_t position, left; /* of this end; the bytes that the message under way still lacks */
     uint64_t rings, number, step;
-    Patience patience;
+    SpinBudget spin_budget;
     Staging staging;
 } Ring;
 
@@ -192,29 +192,29 @@ int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int 
 Status ring_begin(Ring *r, const Header *header, const char *data, uint64_t size, Mode mode);
 Status ring_write(Ring *r, const char *data, uint64_t size, Mode mode);
 int ring_has_room(const Ring *r, uint64_t size); /* for a message as it is now */
-void ring_give_up(Ring *r);                      /* the message under way will not be completed, nor any other come */
+void ring_give_up(Ring *r);                      /* the message under way will not be completed, and none follows */
 int ring_is_broken(const Ring *r);
 void ring_wake_sender(Ring *r); /* any thread */
 
-/* The head of the next message: AGAIN where there is none. It is taken by ring_accept, its bytes by ring_take. */
+/* The head of the next message: AGAIN if there is none. It is taken by ring_accept, its bytes by ring_take. */
 Status ring_peek(const Ring *r, Head *head);
 void ring_accept(Ring *r, uint64_t size);
 Status ring_take(Ring *r, char *into, uint64_t size, Mode mode);
 int ring_has_more(const Ring *r);
-/* True if a whole message of `size` bytes is there, or comes as far as `mode` lets this wait. */
+/* True if a whole message of `size` bytes is there, or arrives while `mode` lets this wait. */
 int ring_await_whole(Ring *r, uint64_t size, Mode mode);
 
 /* Wait until one of some rings of an inbox has more, or is broken, or its wakeup word is not `known`: 1 or 0. */
 int inbox_await(char *memory, Ring *const *rings, int count, uint64_t known, Mode mode);
-void inbox_wake(char *memory, uint64_t value); /* have its owner look up. Any thread */
+void inbox_wake(char *memory, uint64_t value); /* wake its owner. Any thread */
 uint64_t inbox_wakeup(const char *memory);
 
 /* ------------------------------------------------------------------ pages.c */
 
-/* Have the pages of a part of shared memory allocated, so that nobody gets a signal there: 0, or the errno with which
+/* Have the pages of a part of shared memory allocated, so that no access there raises a signal: 0, or the errno with which
  * the kernel refuses. */
 int allocate_pages(char *at, uint64_t nbytes);
-int allocate_blocks(Group *g, uint64_t nbytes); /* so many bytes of each of this member's blocks: 1, or 0 */
+int allocate_blocks(Group *g, uint64_t nbytes); /* that many bytes of each of this member's blocks: 1, or 0 */
 
 /* ------------------------------------------------------------------ control.c, for collectives.c */
 
@@ -243,8 +243,8 @@ void publish(Group *g, uint64_t step);
 
 /* These return 1, or 0 where the call cannot go on yet, or at all: then stopped() is what it returns. */
 int enter(Group *g);                            /* begin a call: its number and header */
-int reach(Group *g, int peer, uint64_t step);   /* the peer, or ALL, has come to a step */
-int meet(Group *g, int peer);                   /* it has come to the first, and makes the same call */
+int reach(Group *g, int peer, uint64_t step);   /* the peer, or ALL, has reached a step */
+int meet(Group *g, int peer);                   /* it has reached the first, and makes the same call */
 int claim(Group *g, uint64_t chunk);            /* the block for a chunk is free of what was in it */
 static inline Status stopped(const Group *g) {
     if (g->problem.trouble == NO_PROBLEM) return AGAIN;

@@ -1,7 +1,7 @@
 /* Pages of shared memory.
  *
  * The kernel allocates a page when somebody first touches it. Where it has none left it sends SIGBUS, or kills a
- * process of the same cgroup. So a member has its pages allocated before it writes there. It asks for those that
+ * process of the same cgroup. So a member has its pages allocated before it writes there. It allocates those that
  * it needs soon, not for all that it has an address of.
  */
 #include "engine/engine.h"
@@ -35,7 +35,7 @@ int allocate_pages(char *at, uint64_t nbytes) {
 }
 
 int allocate_blocks(Group *g, uint64_t nbytes) {
-    uint64_t whole = PAGE; /* doubled, so that growing messages ask seldom */
+    uint64_t whole = PAGE; /* doubled, so that growing messages allocate seldom */
     while (whole < nbytes) whole *= 2;
     whole = least(whole, g->sizes.block);
     for (int slot = 0; slot < SLOTS; slot++) {

@@ -1,22 +1,22 @@
 /* A ring buffer between one sender and one receiver of messages, in the receiver's inbox.
  *
- * An inbox begins with a line for its wakeup word, the bytes of a ring, and the number of members. Then comes a line for its
- * owner's sleeping flag. Each member has two lines: one written by the sender, one by the receiver. Then come the
- * rings.
+ * An inbox begins with a line for its wakeup word, the bytes of a ring, and the number of members. A line with its
+ * owner's sleeping flag follows. Each member has two lines: one written by the sender, one by the receiver. The rings
+ * are last.
  *
  * Two counters of bytes that only rise: how many the sender has written, how many the receiver has taken. A message
  * is a line with its header and size, then its bytes, rounded up to lines; one that is larger than the ring flows
  * through it. Pieces are small enough for a core's own cache.
  *
- * A receiver sleeps on its inbox's wakeup word, into which each sender writes a value that was never there before.
+ * A receiver sleeps on its inbox's wakeup word. Each sender writes a new value into it, one that the word never had.
  */
 #include "engine/engine.h"
 
 #include <string.h>
 
 #define LOW_HALF UINT64_C(0xFFFFFFFF)
-#define MAX_PIECE (32 << 10) /* half of what a core's own cache has room for, together with where it comes from */
-#define ANNOUNCED (16 << 10) /* from here on the other end is told of a message before its bytes are there */
+#define MAX_PIECE (32 << 10) /* half of a core's own cache, so that source and copy both fit */
+#define EARLY_NOTIFY_BYTES (16 << 10) /* the receiver of a larger message is notified before its bytes are written */
 #define MAX_RINGS (UINT64_C(4) << 20)
 #define MAX_RING (UINT64_C(256) << 10)
 #define MIN_RING (UINT64_C(64) << 10)
@@ -59,7 +59,7 @@ int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int 
     r->number = (uint64_t)member;
     r->step = (uint64_t)size;
     r->position = member == sender ? look_at(r->written) : 0;
-    be_patient(&r->patience, may_spin);
+    init_spin_budget(&r->spin_budget, may_spin);
     return member == sender ? allocate_pages(r->data, capacity) : 0;
 }
 
@@ -78,23 +78,23 @@ static void copy_out(const Ring *r, char *into, uint64_t size) {
     if (first < size) copy_bytes(into + first, r->data, size - first);
 }
 
-/* ------------------------------------------------------------------ one end tells the other */
+/* ------------------------------------------------------------------ notifying the other end */
 
-static void tell_receiver(Ring *r) {
+static void notify_receiver(Ring *r) {
     put(r->written, r->position);
     if (!sleepers_of(r->asleep)) return;
     put(r->wakeup, (++r->rings * r->step + r->number) & LOW_HALF);
     wake(r->wakeup);
 }
 
-static void tell_sender(Ring *r) {
+static void notify_sender(Ring *r) {
     put(r->taken, r->position);
     if (sleepers_of(r->sender_sleeps)) wake(r->taken);
 }
 
 void ring_give_up(Ring *r) {
     put(r->broken, 1);
-    tell_receiver(r);
+    notify_receiver(r);
 }
 
 int ring_is_broken(const Ring *r) { return look_at(r->broken) != 0; }
@@ -124,7 +124,7 @@ int ring_has_room(const Ring *r, uint64_t size) { return room_of(r) >= LINE + wh
 
 static int await_room(Ring *r, uint64_t nbytes, Mode mode) {
     Room room = {r, nbytes};
-    if (await_awake(&r->patience, mode, has_room, &room)) return 1;
+    if (spin_until(&r->spin_budget, mode, has_room, &room)) return 1;
     if (mode < SLEEP) return 0;
     double end = now() + SLICE_SECONDS, left = SLICE_SECONDS;
     add_sleeper(r->sender_sleeps, 1);
@@ -132,7 +132,7 @@ static int await_room(Ring *r, uint64_t nbytes, Mode mode) {
         uint64_t seen = look_again(r->taken);
         if (has_room(&room)) break;
         sleep_on(r->taken, seen, left);
-        if (look_at(r->taken) == seen) break; /* it is late, or somebody has news */
+        if (look_at(r->taken) == seen) break; /* timed out, or another thread woke this one */
     }
     remove_sleeper(r->sender_sleeps, 1);
     return has_room(&room);
@@ -147,7 +147,7 @@ static Status available(const Ring *r, uint64_t *nbytes) {
 
 int ring_await_whole(Ring *r, uint64_t size, Mode mode) {
     uint64_t nbytes;
-    return await_awake(&r->patience, mode, has_more, r) && available(r, &nbytes) == DONE_ALL &&
+    return spin_until(&r->spin_budget, mode, has_more, r) && available(r, &nbytes) == DONE_ALL &&
            nbytes >= LINE + whole_lines(size);
 }
 
@@ -161,7 +161,7 @@ Status ring_write(Ring *r, const char *data, uint64_t size, Mode mode) {
         copy_in(r, data + (size - r->left), count, size);
         r->position += room;
         r->left -= count;
-        tell_receiver(r);
+        notify_receiver(r);
     }
     return DONE_ALL;
 }
@@ -172,7 +172,7 @@ Status ring_begin(Ring *r, const Header *header, const char *data, uint64_t size
     memcpy(r->data + r->position % r->capacity, &head, LINE);
     r->position += LINE;
     r->left = size;
-    if (!size || size > ANNOUNCED) tell_receiver(r);
+    if (!size || size > EARLY_NOTIFY_BYTES) notify_receiver(r);
     return ring_write(r, data, size, mode);
 }
 
@@ -191,20 +191,20 @@ Status ring_peek(const Ring *r, Head *head) {
 void ring_accept(Ring *r, uint64_t size) {
     r->position += LINE;
     r->left = size;
-    if (!size) tell_sender(r);
+    if (!size) notify_sender(r);
 }
 
 Status ring_take(Ring *r, char *into, uint64_t size, Mode mode) {
     for (uint64_t moved = 0; r->left; moved += r->piece) {
         if (moved > MUCH) return AGAIN;
         uint64_t nbytes;
-        if (!await_awake(&r->patience, mode, has_more, r)) return AGAIN;
+        if (!spin_until(&r->spin_budget, mode, has_more, r)) return AGAIN;
         if (available(r, &nbytes) != DONE_ALL) return DAMAGED;
         uint64_t count = least(least(r->left, r->piece), nbytes);
         copy_out(r, into + (size - r->left), count);
         r->position += whole_lines(count);
         r->left -= count;
-        tell_sender(r);
+        notify_sender(r);
     }
     return DONE_ALL;
 }
@@ -216,27 +216,27 @@ typedef struct {
     Ring *const *rings;
     int count;
     uint64_t known;
-} News;
+} InboxWait;
 
-static int has_news(const void *what) {
-    const News *n = what;
-    for (int i = 0; i < n->count; i++)
-        if (ring_has_more(n->rings[i]) || ring_is_broken(n->rings[i])) return 1;
-    return look_at(n->wakeup) != n->known;
+static int inbox_changed(const void *what) {
+    const InboxWait *inbox = what;
+    for (int i = 0; i < inbox->count; i++)
+        if (ring_has_more(inbox->rings[i]) || ring_is_broken(inbox->rings[i])) return 1;
+    return look_at(inbox->wakeup) != inbox->known;
 }
 
 int inbox_await(char *memory, Ring *const *rings, int count, uint64_t known, Mode mode) {
     Word *wakeup = (Word *)(void *)memory, *asleep = wakeup + 8;
-    News news = {wakeup, rings, count, known};
-    Patience none = {0};
-    if (await_awake(count ? &rings[0]->patience : &none, mode, has_news, &news)) return 1;
+    InboxWait inbox = {wakeup, rings, count, known};
+    SpinBudget none = {0};
+    if (spin_until(count ? &rings[0]->spin_budget : &none, mode, inbox_changed, &inbox)) return 1;
     if (mode < SLEEP) return 0;
     add_sleeper(asleep, 1);
     for (int i = 0; i < count; i++) look_again(rings[i]->written), look_again(rings[i]->broken);
     look_again(wakeup);
-    if (!has_news(&news)) sleep_on(wakeup, known, SLICE_SECONDS);
+    if (!inbox_changed(&inbox)) sleep_on(wakeup, known, SLICE_SECONDS);
     remove_sleeper(asleep, 1);
-    return has_news(&news);
+    return inbox_changed(&inbox);
 }
 
 void inbox_wake(char *memory, uint64_t value) {

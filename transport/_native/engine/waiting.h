@@ -13,20 +13,20 @@ typedef enum {
     NAP     /* sleep at once: looking would take the processor from a thread that computes */
 } Mode;
 
-/* A member's statistics of waiting. */
+/* How long a member spins before it sleeps; adapted by its earlier waits. */
 typedef struct {
-    int spins, most_spins; /* looks before the processor is first offered to others */
-    int strangers;         /* so many waits sleep without offering it: others would keep it */
-} Patience;
+    int spins, max_spins;    /* looks before the first yield of the processor */
+    int waits_without_yield; /* waits left that sleep without a yield, because another process would keep the processor */
+} SpinBudget;
 
-void be_patient(Patience *p, int may_spin);
+void init_spin_budget(SpinBudget *p, int may_spin);
 
 typedef int (*Ready)(const void *what);
 
-/* True if it is ready, or becomes so while this member is awake. */
-int await_awake(Patience *p, Mode mode, Ready ready, const void *what);
+/* True if it is ready, or becomes so before this member would sleep. */
+int spin_until(SpinBudget *p, Mode mode, Ready ready, const void *what);
 
-/* Sleep while the lower half of *word is that of `seen`, for so many seconds at most; it may be shorter. */
+/* Sleep while the lower half of *word is that of `seen`, at most `seconds`; it may be shorter. */
 void sleep_on(Word *word, uint64_t seen, double seconds);
 
 /* Wake all that sleep on it. */

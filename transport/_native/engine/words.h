@@ -1,7 +1,7 @@
 /* Words in memory that several processes map, and the order in which their loads and stores are seen.
  *
  * A member publishes what it wrote by storing a counter, and another that loads the counter's new value sees
- * all of it: a release and an acquire. Before a member sleeps it says so and looks once more. A
+ * all of it: a release and an acquire. Before a member sleeps it sets its flag and looks once more. A
  * publisher stores, and then looks whether anybody sleeps. One of the two must see the other. So their stores
  * and loads are sequentially consistent.
  *
@@ -20,7 +20,7 @@
 #ifndef ORDER_OF_CHECK /* a publisher reads whether anybody sleeps */
 #define ORDER_OF_CHECK memory_order_seq_cst
 #endif
-#ifndef ORDER_OF_SLEEP /* a sleeper says that it sleeps */
+#ifndef ORDER_OF_SLEEP /* a sleeper sets its flag */
 #define ORDER_OF_SLEEP memory_order_seq_cst
 #endif
 #ifndef ORDER_OF_LAST_LOOK /* a sleeper reads the counter once more */

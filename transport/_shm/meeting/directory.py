@@ -1,10 +1,10 @@
-"""The places of a group's members, from the group's store, and the memory that they share."""
+"""The group's members on this host: their addresses, from the group's store, and their memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._errors import CommunicatorTimeoutError, DistNetworkError
@@ -14,8 +14,8 @@ from transport._shm.segment import Segment, adopt
 
 
 class HostPeers(PeerKeys):
-    """The ``members`` that share memory with this rank, which reaches their endpoints by way of its
-    own. Several threads.
+    """The ``members`` that share memory with this rank. It reaches their endpoints through
+    ``endpoint``, its own. Several threads may use it.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class HostPeers(PeerKeys):
         self._places: dict[int, Place] = {membership.rank: self._place}
 
     def publish(self) -> None:
-        """Tell the other members where this rank is."""
+        """Publish this rank's place in the store."""
         self._store.post(_place_key(self._membership.rank), self._place.encode())
 
     def look_up(self, peer: int, call: Call) -> Place:
-        """Return where ``peer`` is, waiting until it has said so."""
+        """Return the place of ``peer``; wait until the peer has published it."""
         place = self._places.get(peer)
         if place is None:
             place = Place.decode(self.read(_place_key(peer), peer, call))
@@ -40,20 +40,20 @@ class HostPeers(PeerKeys):
         return place
 
     def look_up_all(self, call: Call) -> None:
-        """Wait until all ``members`` have said where they are: one question for all."""
+        """Wait until all ``members`` have published their places, with one request to the store."""
         peers = [peer for peer in self.members if peer not in self._places]
         for peer, data in self.read_all(_place_key, peers, call).items():
             self._places[peer] = Place.decode(data)
 
     def is_known(self, peer: int) -> bool:
-        """True if ``peer`` has said where it is."""
+        """True if ``peer`` has published its place."""
         return peer in self._places or self._store.check([_place_key(peer)])
 
     def watch(self, peer: int, call: Call) -> None:
-        """Have the endpoint tell when ``peer`` is gone, now or later.
+        """Let the endpoint report the loss of ``peer``, now or later.
 
-        Raises DistNetworkError when no memory can be shared with it, and what
-        ``look_up`` does.
+        Raises DistNetworkError if no memory can be shared with ``peer``, and the errors of
+        ``look_up``.
         """
         address, membership = self._address(peer, call), self._membership
         self._endpoint.watch(
@@ -61,13 +61,13 @@ class HostPeers(PeerKeys):
         )
 
     def fetch(self, peer: int, what: str, call: Call) -> Segment:
-        """Return the memory ``what`` of ``peer``, mapped.
+        """Map the memory of ``peer`` that is called ``what``, and return it.
 
-        Raises ``PeerLostError`` when the peer has left, and what ``watch`` raises.
+        Raises ``PeerLostError`` if the peer has left, and the errors of ``watch``.
         """
         address, membership = self._address(peer, call), self._membership
         name = membership.describe(peer)
-        number, request = self._endpoint.ask(
+        number, request = self._endpoint.request(
             address, membership.group, membership.rank, peer, what, name
         )
         call.waiting_for = peer

@@ -29,12 +29,12 @@ from transport._errors import (
     DistNetworkError,
     PeerLostError,
 )
-from transport._interrupts import sliced
 from transport._net.acceptor import Acceptor
 from transport._net.event_loop import EventLoop, sooner
 from transport._net.limits import explain
 from transport._net.sockets import close_in_forked_children
 from transport._shm.meeting.peer_connection import Operation, Packet, PeerConnection, same_user
+from transport._waiting.interrupts import sliced
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _BACKLOG = 4096
@@ -56,11 +56,11 @@ class EndpointUser(Protocol):
         ...
 
     def on_gone(self, rank: int, how: str) -> None:
-        """Be told that member ``rank`` will not come again; ``how`` completes "rank 3 …"."""
+        """Note that member ``rank`` will not come again; ``how`` completes "rank 3 …"."""
         ...
 
     def on_kick(self) -> None:
-        """Be told that a sender waits for this rank to take messages out of its inbox."""
+        """Note that a sender waits for this rank to take messages out of its inbox."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -85,11 +85,11 @@ class DescriptorRequest:
         self._error: Exception | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the answer for so long; return whether it is there."""
+        """Wait for the answer this long; return True if it is there."""
         return sliced(self._done.wait, seconds)
 
     def take(self) -> int:
-        """Return the descriptor that came (-1: none was asked for), or raise what came instead."""
+        """Return the received descriptor (-1: none was requested), or raise the received error."""
         if self._error is not None:
             raise self._error
         fd, self._fd = self._fd, -1
@@ -168,11 +168,11 @@ class ShmEndpoint:
         for request in ended:
             request.refuse(f"is not asked any more: this rank {how}")
 
-    def ask(
+    def request(
         self, address: bytes, group: str, rank: int, peer: int, what: str, name: str
     ) -> tuple[int, DescriptorRequest]:
-        """Ask the endpoint at ``address`` (``peer`` in ``group``, called ``name`` in messages) for
-        the memory ``what``.
+        """Request the memory ``what`` from the endpoint at ``address``, which is ``peer`` in
+        ``group`` and ``name`` in messages.
 
         Returns the request and its number, for ``forget``. Never blocks.
         """
@@ -188,14 +188,14 @@ class ShmEndpoint:
             self._next_number += 1
             self._requests[number] = request
             connection.users[group] = peer
-            connection.send(Packet(Operation.ASK, group, number, rank, what))
+            connection.send(Packet(Operation.REQUEST, group, number, rank, what))
         self._loop.wake()
         return number, request
 
     def watch(self, address: bytes, group: str, rank: int, peer: int, name: str) -> None:
-        """Have the service of ``group`` told when ``peer``, at ``address``, is gone.
+        """Notify the service of ``group`` when ``peer``, at ``address``, is gone.
 
-        Never blocks. It may be gone already; then the service is told from this thread. Raises
+        Never blocks. If it is gone already, this thread notifies the service. Raises
         DistNetworkError when this rank cannot connect.
         """
         with self._lock:
@@ -210,19 +210,20 @@ class ShmEndpoint:
                 connection = None
             else:
                 connection.users[group] = peer
-                connection.send(Packet(Operation.ASK, group, 0, rank))
+                connection.send(Packet(Operation.REQUEST, group, 0, rank))
         if connection is not None:
             self._loop.wake()
         elif service is not None:
             service.on_gone(peer, DIED)
 
     def _connect(self, address: bytes) -> PeerConnection:
-        """Return the connection to ``address``, begun if there is none. Under the lock."""
+        """Return the connection to ``address``, begun if there is none. The caller holds the
+        lock."""
         connection = self._outward.get(address)
         if connection is None:
             connection = self._outward[address] = PeerConnection.to(address, self._secret)
             self._connections.add(connection)
-            self._errands.append(partial(self._listen_to, connection))
+            self._errands.append(partial(self._begin_receiving, connection))
         return connection
 
     def forget(self, number: int) -> None:
@@ -239,7 +240,7 @@ class ShmEndpoint:
                     return
 
     def close(self) -> None:
-        """Stop listening and let go of all connections. Idempotent."""
+        """Stop listening and release all connections. Idempotent."""
         self._loop.stop()
 
     # The loop.
@@ -250,7 +251,7 @@ class ShmEndpoint:
             self._errands.popleft()()
         connecting, self._connecting = self._connecting, []
         for connection in connecting:
-            self._listen_to(connection)
+            self._begin_receiving(connection)
         pause = _RETRY_SECONDS if self._connecting else None
         return sooner(self._acceptor.seconds_to_wait(), pause)
 
@@ -259,7 +260,7 @@ class ShmEndpoint:
         for connection in list(self._connections):
             self._drop(connection)
 
-    def _listen_to(self, connection: PeerConnection) -> None:
+    def _begin_receiving(self, connection: PeerConnection) -> None:
         try:
             with self._lock:
                 connected = connection.begin()
@@ -281,7 +282,7 @@ class ShmEndpoint:
         connection = PeerConnection(sock, None)
         with self._lock:
             self._connections.add(connection)
-        self._listen_to(connection)
+        self._begin_receiving(connection)
 
     def _on_packet(self, connection: PeerConnection, _events: int) -> None:
         while True:
@@ -323,7 +324,7 @@ class ShmEndpoint:
             service = self._services.get(message.group)
         if operation is Operation.REFUSE:
             self._on_refusal(connection, service, message)
-        elif operation is Operation.ASK:
+        elif operation is Operation.REQUEST:
             self._answer(connection, service, message)
         elif operation is Operation.KICK:
             if service is not None:
@@ -365,7 +366,7 @@ class ShmEndpoint:
                 answer = Packet(Operation.REFUSE, message.group, number, text=text)
         with self._lock:
             connection.send(answer, fd=fd)
-            # The group may have been closed since it was looked up; then nobody told this peer.
+            # The group may have been closed since it was looked up, without a notice to this peer.
             if service is not None and message.group not in self._services:
                 connection.users.pop(message.group, None)
                 connection.send(Packet(Operation.GONE, message.group, text=LEFT))
@@ -375,7 +376,7 @@ class ShmEndpoint:
             service.abort(f"this rank {trouble}")
 
     def _drop(self, connection: PeerConnection, error: Exception | None = None) -> None:
-        """Let go of a connection that has ended, and tell who needs to know."""
+        """Release a connection that has ended, and notify the services that used it."""
         with contextlib.suppress(KeyError, ValueError, RuntimeError):
             self._selector.unregister(connection.sock)
         with self._lock:
@@ -387,7 +388,7 @@ class ShmEndpoint:
             for number in lost:
                 del self._requests[number]
             users, connection.users = connection.users, {}
-            told = [
+            to_notify = [
                 (service, rank)
                 for group, rank in users.items()
                 if (service := self._services.get(group)) is not None
@@ -401,7 +402,7 @@ class ShmEndpoint:
             else:
                 request.refuse(DIED)
         if not self._loop.stopping:
-            for service, rank in told:
+            for service, rank in to_notify:
                 service.on_gone(rank, DIED)
 
 

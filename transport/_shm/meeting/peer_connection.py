@@ -22,7 +22,7 @@ _CREDENTIALS = struct.Struct("3i")
 class Operation(enum.IntEnum):
     """The purpose of a packet."""
 
-    ASK = 1
+    REQUEST = 1
     GIVE = 2
     REFUSE = 3
     GONE = 4
@@ -31,7 +31,7 @@ class Operation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One packet. ``rank`` is the sender's in ``group``; ``text`` what is asked for, or why."""
+    """One packet. ``rank`` is the sender's in ``group``; ``text`` names the memory or a reason."""
 
     operation: Operation
     group: str

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StoreSilentError
-from transport._interrupts import SLICE_SECONDS, next_slice
 from transport._net.fork import refusal
 from transport._net.sockets import format_address
 from transport._store.etcd.address import EtcdAddress
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import SLICE_SECONDS, next_slice
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls
@@ -90,9 +90,9 @@ class EtcdClient:
                 if self._address.user and not self._token:
                     account = {"name": self._address.user, "password": self._address.password}
                     who = f"the password of user {self._address.user!r}"
-                    answer = self._ask(who, member, "auth/authenticate", account, answer_by)
+                    answer = self._request(who, member, "auth/authenticate", account, answer_by)
                     self._token = answer["token"]
-                return self._ask(what, member, path, body, answer_by)
+                return self._request(what, member, path, body, answer_by)
             except (OSError, HTTPException, _UnavailableError) as error:
                 silent = isinstance(error, TimeoutError)
                 reason = f"{_SILENT} for {answer_by.seconds:.2g} s" if silent else ""
@@ -158,10 +158,10 @@ class EtcdClient:
     def _headers(self) -> dict[str, str]:
         return {"Authorization": self._token} if self._token else {}
 
-    def _ask(
+    def _request(
         self, what: str, member: tuple[str, int], path: str, body: Body, deadline: Deadline
     ) -> Body:
-        """Return what ``member`` answers."""
+        """Return the answer of ``member``."""
         try:
             connection = self._idle.pop()
         except IndexError:

@@ -22,9 +22,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
-from transport._interrupts import next_slice
 from transport._net.tls_choice import tls_from_environment
 from transport._store.arguments import key_name
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
@@ -33,6 +31,8 @@ from transport._store.etcd.address import EtcdAddress
 from transport._store.etcd.client import Body, EtcdClient
 from transport._store.fields import unpack_number
 from transport._store.table import StoreTable, Waiter
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import next_slice
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls
@@ -94,7 +94,7 @@ class EtcdStore(Store):
         super().__init__(timeout)
         self._address = EtcdAddress.parse(url)
         self._tls = tls_from_environment() if isinstance(tls, EllipsisType) else tls
-        self._patience: float | None = None
+        self._grace: float | None = None
         self._marks: list[str] = []
         self._follows: dict[bytes, tuple[int, Body, int]] = {}
         self._client = EtcdClient(self._address, self._tls)
@@ -109,9 +109,9 @@ class EtcdStore(Store):
         """The URL by which other processes reach the same keys; it has the password."""
         return self._address.url
 
-    def with_patience(self, seconds: float) -> EtcdStore:
+    def with_grace(self, seconds: float) -> EtcdStore:
         other = copy(self)
-        other._patience = seconds
+        other._grace = seconds
         return other
 
     def clone(self) -> EtcdStore:
@@ -150,7 +150,7 @@ class EtcdStore(Store):
 
     # Commands.
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         match op:
             case Op.SET | Op.MULTI_SET:
                 return self._set(fields)
@@ -324,7 +324,7 @@ class EtcdStore(Store):
         return answers, int(answer["header"]["revision"])
 
     def _call(self, what: str, path: str, body: Body) -> Body:
-        limit = min(self._timeout, _OUTAGE_SECONDS) if self._patience is None else self._patience
+        limit = min(self._timeout, _OUTAGE_SECONDS) if self._grace is None else self._grace
         return self._client.call(what, path, body, Deadline.after(limit))
 
     def _replacement(self, key: bytes, value: bytes) -> list[Body]:

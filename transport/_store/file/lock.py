@@ -12,10 +12,10 @@ import fcntl
 import struct
 import time
 
-from transport._deadline import Deadline
 from transport._errors import StorePlaceError
-from transport._interrupts import next_slice
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline
+from transport._waiting.interrupts import next_slice
+from transport._waiting.spinning import Pauses
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _PAUSES = 0.0005, 0.005

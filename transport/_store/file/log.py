@@ -2,9 +2,9 @@
 users.
 
 The file begins with a magic line. Each record is a length, a command's number and fields. Locks are
-on bytes far beyond the data. One byte is locked for reading and writing, and one for each user as
-long as that user lives. A file is the remains of a crashed job if a user did not leave and none is
-alive. The next job empties it.
+on bytes far beyond the data. One byte is locked for reading and writing, and one for each user
+while that user lives. If a user did not leave and no user is alive, the file is the remains of a
+crashed job, and the next job empties it.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import os
 import struct
 from collections.abc import Generator, Sequence
 
-from transport._deadline import Deadline
 from transport._errors import DistStoreError, StorePlaceError
 from transport._net.fork import close_in_forked_children
 from transport._platform import same_file
 from transport._store.commands import CHANGES, Commands, Fields, Op
 from transport._store.fields import pack_fields, unpack_fields
 from transport._store.file import lock
+from transport._waiting.deadline import Deadline
 
 _MAGIC = b"meshlib FileStore 2\n"
 _HEAD = struct.Struct("<IB")
 _ACCESS_LOCK = 1 << 60
 _USER_LOCKS = _ACCESS_LOCK + 1
-# Records that are no commands.
+# Records that are not commands.
 _JOIN, _LEAVE = 254, 255
 
 
 class FileLog:
     """One user's handle of the file at ``path``, with the replayed data in ``commands``.
 
-    ``members`` is the number of members that will join, -1 if unknown. Once so many have joined,
-    the last user alive removes the file when it leaves. (With -1, the last user always does.)
+    ``members`` is the number of members that will join, -1 if unknown. Once that many have joined,
+    the last user alive removes the file when it leaves. With -1 the last user always does.
 
     ``beside`` is another handle: this one then opens the same file, even if its path now leads
-    elsewhere, and does not count as a member. One thread at a time.
+    elsewhere, and does not count as a member. Not thread-safe.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class FileLog:
                         self._join(deadline, member=beside is None)
                         undo.pop_all()
                         break
-            # Its last user removed it between our opening and our lock.
-        # In a child it would make its dead parent seem alive.
+            # Its last user removed the file after it was opened and before it was locked.
+        # An inherited handle would make a dead parent seem alive.
         close_in_forked_children(self)
 
     def _reset(self) -> None:
@@ -74,7 +74,7 @@ class FileLog:
         """Hold the file's lock for a block (``shared``: with other readers), with ``commands`` up
         to date.
 
-        Raises DistStoreError when it stays locked until the deadline.
+        Raises DistStoreError if the file stays locked until the deadline.
         """
         try:
             lock.acquire(self._fd, _ACCESS_LOCK, 1, deadline, shared=shared)
@@ -145,7 +145,7 @@ class FileLog:
             ) from error
 
     def _join(self, deadline: Deadline, *, member: bool) -> None:
-        # The file is held and replayed.
+        # The caller holds the lock, and ``commands`` is up to date.
         complete = self._members >= 0 and self._joined >= self._members
         ended = self._left < self._users or complete or self._members < 0
         if member and self._users and ended and not self._others_alive():

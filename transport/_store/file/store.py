@@ -10,18 +10,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline, Timeout
 from transport._errors import DistStoreError
-from transport._interrupts import next_slice
 from transport._net.fork import refusal
 from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._store.commands import CHANGES, Fields, Op
 from transport._store.file.log import FileLog
 from transport._store.table import Waiter
-from transport._waiting import Pauses
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import next_slice
+from transport._waiting.spinning import Pauses
 
-# Pauses between two looks at the file's size. A network file system may show an old size to a
-# process without the lock, so every now and then a look takes the lock.
+# Pauses between two checks of the file's size. A network file system may show an old size to a
+# process without the lock, so an occasional check takes the lock.
 _PAUSES = 0.0005, 0.005, 1.5
 _LOCKED_LOOK_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
@@ -31,13 +31,13 @@ class FileStore(Store):
     """A store whose users share the file ``file_name``.
 
     Args:
-        file_name: the file; it is made when missing, and its directory must exist. The remains of a
-            crashed job in it are detected and discarded.
-        world_size: the number of stores on the file. Once so many were opened, the last one to
+        file_name: the file; it is created if missing, and its directory must exist. The remains of
+            a crashed job in it are detected and discarded.
+        world_size: the number of stores on the file. Once that many were opened, the last one to
             close removes the file. With -1 (unknown) the last one always removes it.
         timeout: the limit of every wait, seconds or a timedelta.
 
-    Raises DistStoreError when the file cannot be used, ValueError and TypeError for arguments.
+    Raises DistStoreError if the file cannot be used, ValueError and TypeError for wrong arguments.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FileStore(Store):
     @contextmanager
     def _open(self) -> Generator[None]:
         """Hold the thread lock for a block; raise if this store is closed or another process's."""
-        # Before the lock, which a thread of the parent's may have held.
+        # Checked before the lock, which another thread may have held when the process forked.
         if why := refusal(self.describe(), self._pid, "a new one made there"):
             raise DistStoreError(why)
         with self._lock:
@@ -116,11 +116,11 @@ class FileStore(Store):
 
     @contextmanager
     def _held(self, *, shared: bool) -> Generator[FileLog]:
-        """Hold the file's lock for a block, up to date; ``shared``: with other readers."""
+        """Hold the file's lock for a block, with the log up to date; ``shared``: as a reader."""
         with self._open(), self._log.locked(Deadline.after(self._timeout), shared=shared):
             yield self._log
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
+    def _request(self, op: Op, fields: Fields) -> Fields:
         with self._held(shared=op not in CHANGES) as log:
             answer = log.run(op, fields)
         assert answer is not None, op

@@ -1,12 +1,12 @@
 """The client's end of a connection to a store server, shared by any number of threads.
 
-This module has no thread. Requests carry ids. One of the threads that wait for replies reads, and
-hands the others their replies. So one thread's wait does not delay another thread's call.
+This module starts no thread. Requests carry ids. One of the threads that wait for replies reads the
+socket, and hands the others their replies. So one thread's wait does not delay another thread's
+call.
 
-A signal handler may make a request in the middle of another one of its thread. So the handler can
-go on from any step. The C function that moves a byte also notes it as sent or received (``extend``
-over ``map``). A frame is handed out, possibly twice, before it is dropped. Both locks belong to
-their threads (``RLock``).
+A signal handler may make a request while its thread is inside another request, at any step. So the
+C function that sends or receives bytes also records them (``extend`` over ``map``). A frame is
+handed out, possibly twice, before it is dropped. Both locks are reentrant (``RLock``).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from transport._errors import DistStoreError, StoreSilentError
-from transport._interrupts import SLICE_SECONDS, next_slice, sliced
 from transport._net.fork import refusal
 from transport._net.reach import is_out_of_reach
 from transport._store.commands import Op
 from transport._store.fields import LENGTH_BYTES, WireError, pack_number, unpack_fields
 from transport._store.tcp.wire import REPLY, Status, frame_size, pack_request
+from transport._waiting.interrupts import SLICE_SECONDS, next_slice, sliced
 
-# The delay allowed for the server's answer at a wait's end.
+# How late the server may answer after a wait's end.
 GRACE_SECONDS = 5.0
-# A server that takes nothing for so long is lost.
+# A server that accepts no bytes for this long is lost.
 _SEND_SECONDS = 60.0
 _GOODBYE_SECONDS = 1.0
-# A thread that waits looks so often whether it has missed something.
+# A waiting thread checks at this interval whether it missed a wakeup.
 _SLICE_SECONDS = 5.0
-# The same for one whose wait may be broken off, should the server not answer to that.
+# The same for a wait with a breaker, in case the server does not answer the cancellation.
 _BREAKABLE_SECONDS = 0.25
 _RECEIVE_BYTES = 1 << 18
 _TIMEVAL = struct.Struct("@ll")
@@ -49,13 +49,13 @@ Reply = tuple[Status, list[bytes]]
 
 
 class _StoreRequest:
-    """A request under way, with its ``breaker``. ``news`` wakes its thread."""
+    """A request under way. ``wakeups`` wakes its thread; ``breaker`` can end its wait."""
 
-    __slots__ = ("breaker", "news", "reply")
+    __slots__ = ("breaker", "reply", "wakeups")
 
     def __init__(self, breaker: Breaker | None = None) -> None:
         self.breaker = breaker
-        self.news: SimpleQueue[None] = SimpleQueue()
+        self.wakeups: SimpleQueue[None] = SimpleQueue()
         self.reply: Reply | None = None
 
 
@@ -80,7 +80,7 @@ class Breaker:
 class StoreConnection:
     """Requests and their replies over one authenticated socket.
 
-    ``name`` is the store's, for messages.
+    ``name`` is the store's name in error messages.
     """
 
     def __init__(self, sock: socket.socket, name: str) -> None:
@@ -92,16 +92,16 @@ class StoreConnection:
         self._waits_end: set[Breaker | None] = set()
         self._failure: str | None = None
         self._unreachable = False
-        # Under the lock, but for appending.
+        # Appended to by any thread, else used under the send lock.
         self._send_lock = threading.RLock()
         self._send_queue: deque[_SendBuffer] = deque()
-        # Under the turn.
+        # Held by the thread that reads; guards the next three.
         self._turn = threading.RLock()
         self._received: list[bytes] = []
         self._needed = LENGTH_BYTES
         self._receive_seconds = -1.0
-        # Time limits are the kernel's: a socket with Python's needs a poll before each call, and
-        # threads that send and receive at the same time could not have different ones.
+        # The kernel keeps the time limits. Python's own cost a poll before each call, and sending
+        # and receiving threads could not have different ones.
         sock.settimeout(None)
 
     def request(
@@ -109,16 +109,16 @@ class StoreConnection:
         op: Op,
         fields: Sequence[bytes],
         seconds: float,
-        patience: float | None = None,
+        grace: float | None = None,
         breaker: Breaker | None = None,
     ) -> Reply:
         """Send a request and return its reply.
 
-        The server owes the reply within ``seconds``; it may be late by ``patience`` (default:
+        The server must reply within ``seconds``, and may be late by ``grace`` (default:
         ``GRACE_SECONDS``).
 
-        Raises DistStoreError when the connection is closed or lost, the server silent, the request
-        broken off by way of ``breaker``, or this process a fork of the one that connected.
+        Raises DistStoreError if the connection is closed or lost, the server is silent, ``breaker``
+        ended the request, or this process is a fork of the one that connected.
         """
         self._check_process()
         number = next(self._numbers) % _IDS
@@ -127,8 +127,8 @@ class StoreConnection:
         try:
             if breaker is not None:
                 breaker.numbers.add(number)
-            self._send(number, request, data, _SEND_SECONDS if patience is None else patience)
-            within = seconds + (GRACE_SECONDS if patience is None else patience)
+            self._send(number, request, data, _SEND_SECONDS if grace is None else grace)
+            within = seconds + (GRACE_SECONDS if grace is None else grace)
             status, answer = self._receive(request, within)
         finally:
             if request.reply is None:
@@ -141,10 +141,10 @@ class StoreConnection:
             raise DistStoreError(f"{self._name}: {answer[0].decode()}")
         return status, answer
 
-    def tell(self, op: Op, fields: Sequence[bytes]) -> None:
+    def post(self, op: Op, fields: Sequence[bytes]) -> None:
         """Send a request without waiting for its reply, which a later request reads and drops.
 
-        Raises DistStoreError as ``request`` does.
+        Raises DistStoreError if the connection is closed or lost, or in a forked child.
         """
         self._check_process()
         self._check()
@@ -152,19 +152,19 @@ class StoreConnection:
         self._flush_soon()
 
     def end_waits_of(self, breaker: Breaker) -> None:
-        """End the requests with this ``breaker`` with a DistStoreError, now and later.
+        """End current and later requests with this ``breaker`` with a DistStoreError.
 
-        Any thread; never blocks.
+        Any thread may call it; it never blocks.
         """
         breaker.broken = True
         if os.getpid() != self._pid:
             return
         for number in breaker.numbers.copy():
-            # For the thread that sleeps in the socket.
+            # The server's answer to it wakes the thread if it sleeps in the socket.
             self._send_queue.append(_cancel(number))
             request = self._expected.get(number)
             if request is not None:
-                request.news.put(None)
+                request.wakeups.put(None)
         if self._failure is None:
             with contextlib.suppress(DistStoreError):
                 self._flush_if_free()
@@ -174,9 +174,9 @@ class StoreConnection:
             raise DistStoreError(why)
 
     def end_waits(self, end: bool, breaker: Breaker | None = None) -> None:
-        """Make waits under way and later ones time out at once, or (``end`` False) no longer.
+        """Make current and later waits time out at once; with ``end`` False, stop doing so.
 
-        Only those with this ``breaker``, or without one.
+        It concerns only waits with this ``breaker``, or without one if it is None.
         """
         (self._waits_end.add if end else self._waits_end.discard)(breaker)
         if not end or self._failure is not None:
@@ -184,7 +184,7 @@ class StoreConnection:
         for number, request in list(self._expected.items()):
             if request.breaker is breaker:
                 self._send_queue.append(_cancel(number))
-        # A thread may be stuck in sending to a server that does not read: nor would this be read.
+        # If a thread is stuck in sending, the server does not read, and would not read this either.
         if self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
                 with contextlib.suppress(DistStoreError):
@@ -195,7 +195,7 @@ class StoreConnection:
     def hang_up(self) -> None:
         """End the connection without a goodbye: threads that wait here get a DistStoreError.
 
-        Any thread; never blocks. ``close`` is still due.
+        Any thread may call it; it never blocks. ``close`` must still be called.
         """
         if os.getpid() != self._pid:
             return
@@ -209,28 +209,28 @@ class StoreConnection:
         Threads that wait here get a DistStoreError. Idempotent.
         """
         if os.getpid() != self._pid:
-            # The connection is the parent's: nothing may be said on it. Forking closed our copy.
+            # The connection is the parent's: nothing may be sent on it. Forking closed our copy.
             return
         if self._failure == _CLOSED:
             return
         lost = self._failure is not None
         self._failure = _CLOSED
         self._wake()
-        # A thread may be stuck in sending to a server that does not read: then without goodbye.
+        # If a thread is stuck in sending to a server that does not read, skip the goodbye.
         if goodbye and not lost and self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
-                self._say_goodbye()
+                self._send_goodbye()
             finally:
                 self._send_lock.release()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        # The shutdown wakes a reading thread, whose descriptor must not be closed under it.
+        # The shutdown wakes the reading thread; close the descriptor only after it has left.
         if self._turn.acquire(timeout=GRACE_SECONDS):
             self._turn.release()
         self._sock.close()
 
-    def _say_goodbye(self) -> None:
-        """Withdraw the will, and wait until the server has hung up. Under the send lock.
+    def _send_goodbye(self) -> None:
+        """Withdraw the will, and wait until the server hangs up. The caller holds the send lock.
 
         Closing earlier, with unread answers, would discard the goodbye.
         """
@@ -271,12 +271,12 @@ class StoreConnection:
             self._send_lock.release()
 
     def _flush(self, seconds: float | None = None) -> None:
-        """Send the queued bytes within ``seconds``; by default only those that go at once. Under
-        the send lock.
+        """Send the queued bytes within ``seconds``; by default only what can be sent without
+        blocking. The caller holds the send lock.
 
-        A server that takes nothing for ``_SEND_SECONDS`` is lost.
+        A server that accepts no bytes for ``_SEND_SECONDS`` is lost.
 
-        Raises DistStoreError when the connection is lost, or not all was sent in time.
+        Raises DistStoreError if the connection is lost or some bytes were not sent in time.
         """
         until = None if seconds is None else time.monotonic() + min(seconds, _SEND_SECONDS)
         send_queue = self._send_queue
@@ -310,8 +310,8 @@ class StoreConnection:
     # Receiving.
 
     def _flush_if_free(self) -> None:
-        """Send the queued bytes that go at once, unless another thread sends: it sends these, too,
-        or the next sender does.
+        """Send what can be sent without blocking. If another thread is sending, it or the next
+        sender sends these bytes too.
         """
         if self._send_lock.acquire(blocking=False):
             try:
@@ -338,14 +338,14 @@ class StoreConnection:
                         self._wake()
             else:
                 with contextlib.suppress(Empty):
-                    request.news.get(timeout=next_slice(min(left, _SLICE_SECONDS)))
+                    request.wakeups.get(timeout=next_slice(min(left, _SLICE_SECONDS)))
         return request.reply
 
     def _read_for(self, request: _StoreRequest, until: float) -> None:
         """Read and hand out replies until this request has its own, or until the deadline."""
         breaker = request.breaker
         if self._received:
-            self._hand_out()  # what a thread that gave up has left
+            self._hand_out()  # bytes that a thread read before it gave up
         slice_ = _SLICE_SECONDS if breaker is None else _BREAKABLE_SECONDS
         while request.reply is None and (left := until - time.monotonic()) > 0:
             if breaker is not None and breaker.broken:
@@ -368,14 +368,14 @@ class StoreConnection:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give the requests the replies received so far. Under the turn."""
+        """Give the requests the replies received so far. The caller holds the turn."""
         received = self._received
         if sum(map(len, received)) >= self._needed:
             data = b"".join(received)
             try:
                 begin, needed = self._hand_out_from(data)
             except (WireError, ValueError) as error:
-                self._fail(f"the server sent what is no reply: {error}")
+                self._fail(f"the server sent an invalid reply: {error}")
                 raise self._error() from error
             self._needed = LENGTH_BYTES
             received[:] = [data[begin:]] if begin < len(data) else []
@@ -385,8 +385,8 @@ class StoreConnection:
             raise self._error()
 
     def _hand_out_from(self, data: bytes) -> tuple[int, int]:
-        """Return the offset behind the last whole reply in ``data``, and the next one's size in
-        bytes.
+        """Hand out the whole replies in ``data``. Return the offset behind the last one, and the
+        bytes needed for the next.
         """
         begin = 0
         while len(data) - begin >= LENGTH_BYTES:
@@ -398,11 +398,11 @@ class StoreConnection:
             request = self._expected.get(replied)
             if request is not None:
                 request.reply = reply
-                request.news.put(None)
+                request.wakeups.put(None)
             begin += size
         return begin, LENGTH_BYTES
 
-    # The end of a request, and of all.
+    # The end of a request or of the connection.
 
     def _cancel(self, number: int) -> None:
         """Withdraw a request: an abandoned wait could still take a value from a queue."""
@@ -415,7 +415,7 @@ class StoreConnection:
     def _wake(self) -> None:
         """Wake all waiting threads: one of them has to read."""
         for request in list(self._expected.values()):
-            request.news.put(None)
+            request.wakeups.put(None)
 
     def _check(self) -> None:
         if self._failure:

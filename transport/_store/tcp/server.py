@@ -19,7 +19,6 @@ from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING
 
-from transport._deadline import LONGEST_WAIT
 from transport._errors import DistNetworkError, DistStoreError
 from transport._net import LOOPBACK
 from transport._net.acceptor import Acceptor
@@ -30,13 +29,14 @@ from transport._store.commands import Commands, Fields, Op
 from transport._store.fields import WireError, unpack_fields, unpack_number
 from transport._store.table import StoreTable, Waiter
 from transport._store.tcp.wire import REQUEST, Frames, Status, pack_reply
+from transport._waiting.deadline import LONGEST_WAIT
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _RECEIVE_BYTES = 1 << 18
-# Until a client with so many unread bytes reads, the server reads nothing from it.
+# A client with this many unread bytes is not read from until it reads.
 _MAX_UNSENT = 1 << 26
 
 

@@ -77,7 +77,7 @@ def lease_server(
     """Return a lease on a server at ``host:port``, a new one unless it may be ``shared``.
 
     ``listen_fd`` is a listening socket to use instead, owned by the server from now on. Raises
-    DistNetworkError when the port cannot be had or ``listen_fd`` is no listening socket.
+    DistNetworkError when the port cannot be had or ``listen_fd`` is not a listening socket.
     """
     if shared and listen_fd is None:
         return _TENANTS.lease(host, port, secret, tls)
@@ -88,7 +88,7 @@ def lease_server(
             listener = socket.socket(fileno=listen_fd)
         except OSError as error:
             raise DistNetworkError(
-                f"master_listen_fd {listen_fd} is no listening socket: {error}"
+                f"master_listen_fd {listen_fd} is not a listening socket: {error}"
             ) from error
         server = TCPStoreServer(secret=secret, listener=listener, tls=tls)
     return ServerLease(server.address, server.close)

@@ -12,14 +12,12 @@ from types import EllipsisType
 from typing import TYPE_CHECKING
 
 from transport._checks import to_whole_number
-from transport._deadline import Deadline, Timeout
 from transport._errors import (
     AuthenticationError,
     DistError,
     DistStoreError,
     StoreTimeoutError,
 )
-from transport._interrupts import next_slice
 from transport._net.auth import (
     HANDSHAKE_SECONDS,
     HandshakeInterruptedError,
@@ -34,6 +32,8 @@ from transport._store.fields import pack_number
 from transport._store.tcp.client import Breaker, StoreConnection
 from transport._store.tcp.serving import ServerLease, lease_server
 from transport._store.tcp.wire import Status
+from transport._waiting.deadline import Deadline, Timeout
+from transport._waiting.interrupts import next_slice
 
 if TYPE_CHECKING:
     from transport._net.tls import Tls
@@ -56,7 +56,7 @@ class TCPStore(Store):
         multi_tenant: Masters of this process with the same port share one server.
         master_listen_fd: A listening socket's descriptor for the master to serve and own; the port
             is the socket's.
-        use_libuv: Accepted for c10d's sake and ignored.
+        use_libuv: Accepted for compatibility with c10d and ignored.
         secret: The job's secret; default: from the environment, see ``transport._environment``.
         tls: The TLS configuration; default: from the environment.
 
@@ -92,7 +92,7 @@ class TCPStore(Store):
         self._close_lock = threading.Lock()
         self._closed = True
         self._has_will = False
-        self._patience: float | None = None
+        self._grace: float | None = None
         self._breaker: Breaker | None = None
         self._lease: ServerLease | None = None
         deadline = Deadline.after(timeout)
@@ -141,7 +141,7 @@ class TCPStore(Store):
         """The ``world_size`` that the store was given."""
         return self._world_size
 
-    def with_patience(self, seconds: float) -> TCPStore:
+    def with_grace(self, seconds: float) -> TCPStore:
         """Return this store over the same connection, for callers that cannot wait for a silent
         server.
 
@@ -149,7 +149,7 @@ class TCPStore(Store):
         """
         other = copy(self)
         other._closed = True  # that is, not to be closed
-        other._patience = seconds
+        other._grace = seconds
         return other
 
     def aside(self) -> TCPStore:
@@ -215,7 +215,7 @@ class TCPStore(Store):
         hung_up = False
         while True:
             sock = connect(*self._address, deadline)
-            # A listener that accepts and then stays silent for so long is no store.
+            # A listener that accepts and then stays silent for so long is not a store.
             handshake = Deadline.after(min(deadline.remaining(), HANDSHAKE_SECONDS))
             connected = False
             try:
@@ -249,31 +249,31 @@ class TCPStore(Store):
         if self._world_size is None:
             return
         if not wait:
-            self._tell(Op.JOIN, ())
+            self._post(Op.JOIN, ())
             return
-        if int(self._ask(Op.JOIN, ())[0]) >= self._world_size:
+        if int(self._request(Op.JOIN, ())[0]) >= self._world_size:
             return
         fields = (pack_number(self._world_size),)
         seconds = deadline.remaining()
         status, _ = self._connection.request(Op.WAIT_WORKERS, fields, seconds)
         if status == Status.TIMEOUT:
-            joined = int(self._ask(Op.NUM_WORKERS, ())[0])
+            joined = int(self._request(Op.NUM_WORKERS, ())[0])
             raise StoreTimeoutError(
                 f"{self.describe()}: waited {deadline.seconds:g} s for workers:"
                 f" {joined} of {self._world_size} have connected"
             )
 
-    def _ask(self, op: Op, fields: Fields) -> Fields:
-        seconds = self._timeout if self._patience is None else 0.0
-        return self._connection.request(op, fields, seconds, self._patience, self._breaker)[1]
+    def _request(self, op: Op, fields: Fields) -> Fields:
+        seconds = self._timeout if self._grace is None else 0.0
+        return self._connection.request(op, fields, seconds, self._grace, self._breaker)[1]
 
-    def _tell(self, op: Op, fields: Fields) -> None:
-        self._connection.tell(op, fields)
+    def _post(self, op: Op, fields: Fields) -> None:
+        self._connection.post(op, fields)
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
         status, answer = self._connection.request(
-            op, fields, deadline.seconds, self._patience, self._breaker
+            op, fields, deadline.seconds, self._grace, self._breaker
         )
         if status == Status.TIMEOUT:
             raise self._waited_in_vain(op, answer, deadline)
@@ -281,7 +281,7 @@ class TCPStore(Store):
 
     def _will(self, key: bytes, value: bytes) -> bool:
         self._has_will = True
-        self._ask(Op.SET_WILL, (key, value))
+        self._request(Op.SET_WILL, (key, value))
         return True
 
 

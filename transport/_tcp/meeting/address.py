@@ -55,7 +55,7 @@ class Address:
     def check_reachable(self, name: str) -> None:
         """Raise DistNetworkError when this is the loopback of another machine.
 
-        ``name`` is what messages call the rank that published it.
+        ``name`` is the name in messages of the rank that published it.
         """
         if is_loopback(self.host) and self.machine != this_machine():
             raise DistNetworkError(

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 
-from transport._call import Call
+from transport._calls.call import Call
 from transport._communicators.runtime import Membership
 from transport._communicators.store_waits import PeerKeys
 from transport._errors import (

@@ -107,11 +107,11 @@ class TcpEndpoint:
         self.wake()
 
     def wake(self) -> None:
-        """Have the thread look at what its workers want. Any thread; never blocks."""
+        """Have the thread look at what its workers want. Thread-safe; never blocks."""
         self._loop.wake()
 
     def close(self) -> None:
-        """Stop listening, and drop what nobody has been given. Idempotent."""
+        """Stop listening, and drop connections that were not handed out. Idempotent."""
         self._loop.stop()
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class TcpEndpoint:
             sock.close()
 
     def _hold(self, sock: socket.socket, hello: Hello) -> None:
-        """Keep a connection until its group is made. Under the lock."""
+        """Keep a connection until its group is made. The caller holds the lock."""
         if hello.group in self._closed_groups:
             self._refuse(sock, "its group is closed")
             return

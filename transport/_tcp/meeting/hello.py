@@ -12,7 +12,7 @@ HELLO_BYTES = _LAYOUT.size
 
 
 WELCOME = b"\x01"
-"""The answer to a hello, when the connection has been given to the group's communicator there."""
+"""The answer to a hello, once the group's communicator there has the connection."""
 
 
 class TrafficKind(enum.IntEnum):
@@ -37,7 +37,7 @@ class Hello(NamedTuple):
     connections: int = 1
 
     def pack(self) -> bytes:
-        """Return the ``HELLO_BYTES`` bytes that travel."""
+        """Return the message, ``HELLO_BYTES`` bytes."""
         return _LAYOUT.pack(*self)
 
     @classmethod

@@ -18,7 +18,7 @@ VICTIM = 2
 
 
 class Thing:
-    """What references refer to."""
+    """An object that references refer to."""
 
     def __init__(self) -> None:
         self.value = list(range(1000))

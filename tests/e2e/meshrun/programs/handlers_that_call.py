@@ -11,10 +11,10 @@ def handler(*_):
     try:
         dist.barrier()
     except dist.DistBackendError as error:
-        said.append(str(error))
+        errors.append(str(error))
 
 
-said = []
+errors = []
 dist.init_process_group()
 x = np.ones(4)
 for _ in range(3):
@@ -23,8 +23,8 @@ if dist.get_rank() == 0:
     signal.signal(signal.SIGUSR1, handler)
     open(f"pid-{os.getpid()}", "w").close()
     dist.all_reduce(x)
-    assert len(said) == 1, said
-    assert "barrier on" in said[0] and "all_reduce" in said[0], said
+    assert len(errors) == 1, errors
+    assert "barrier on" in errors[0] and "all_reduce" in errors[0], errors
 else:
     while not (pids := [name for name in os.listdir() if name.startswith("pid-")]):
         time.sleep(0.01)

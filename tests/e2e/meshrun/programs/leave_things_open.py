@@ -16,27 +16,27 @@ file.write("unflushed")
 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
 
 
-def say(word, write=os.write, descriptor=descriptor):  # globals are gone when it is called
+def write_line(word, write=os.write, descriptor=descriptor):  # globals are gone when it is called
     write(descriptor, word.encode() + b" ")
 
 
 class Thing:
     def __del__(self):
-        say("deleted")
+        write_line("deleted")
 
 
 def paused():
     try:
         yield
     finally:
-        say("resumed")
+        write_line("resumed")
 
 
 main = threading.main_thread()
 thing, other, generator = Thing(), Thing(), paused()
 next(generator)
 np.of_the_program = 3
-weakref.finalize(other, say, "finalized")
-atexit.register(lambda: say("exit" if "numpy" in sys.modules else "too late"))
-threading.Thread(target=lambda: (main.join(), say("thread"))).start()
+weakref.finalize(other, write_line, "finalized")
+atexit.register(lambda: write_line("exit" if "numpy" in sys.modules else "too late"))
+threading.Thread(target=lambda: (main.join(), write_line("thread"))).start()
 sys.stdout.write("unflushed")

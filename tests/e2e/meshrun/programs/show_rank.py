@@ -1,4 +1,4 @@
-"""What a rank is at its start: its process, imports, random numbers and files."""
+"""A rank's state at its start: its process, imports, random numbers and files."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Ctrl-C in a broadcast, which the other rank is told of."""
 
 import numpy as np
-from joined import group, interrupt_soon, rank, wait_for_news
+from joined import group, interrupt_soon, rank, wait_for_failure
 
 import meshlib as dist
 
@@ -14,9 +14,9 @@ if rank == 0:
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 else:
-    wait_for_news(group)
+    wait_for_failure(group)
     try:
         dist.broadcast(x, 0)
     except dist.RankFailedError as error:
-        print("told" if "KeyboardInterrupt" in str(error) else error, flush=True)
+        print("raised" if "KeyboardInterrupt" in str(error) else error, flush=True)
 dist.destroy_process_group()

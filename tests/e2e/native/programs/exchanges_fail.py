@@ -4,7 +4,7 @@ import os
 import time
 
 import numpy as np
-from joined import rank, wait_for_news
+from joined import rank, wait_for_failure
 
 import meshlib as dist
 
@@ -60,7 +60,7 @@ if rank == 0:
     text, took = fails(lambda: dist.broadcast(np.ones(600_000, "f4"), 0, group=groups[4]))
     assert "rank 1" in text and 0.4 < took < 30, (text, took)
 else:
-    wait_for_news(groups[3])
-    wait_for_news(groups[4])
+    wait_for_failure(groups[3])
+    wait_for_failure(groups[4])
 print("raised", flush=True)
 os._exit(0)

@@ -28,7 +28,7 @@ def interrupt_soon():
     threading.Thread(target=interrupt, daemon=True).start()
 
 
-def wait_for_news(of):
+def wait_for_failure(of):
     """Return when this rank knows that the group has failed."""
     while call_queue_of(of).state.await_failure(1.0) is None:
         pass

@@ -3,7 +3,7 @@
 import time
 
 import numpy as np
-from joined import PRODUCT, SUM, interrupt_soon, rank, wait_for_news
+from joined import PRODUCT, SUM, interrupt_soon, rank, wait_for_failure
 
 import meshlib as dist
 
@@ -21,13 +21,13 @@ large = np.ones(400_000, "f4")
 groups = [dist.new_group([0, 1]) for _ in range(3)]
 for each in groups:
     dist.all_reduce(large.copy(), group=each)
-kind, said, took = fails(lambda: dist.all_reduce(large, (SUM, PRODUCT)[rank], group=groups[0]))
-assert kind == "CollectiveMismatchError" and "PRODUCT" in said and took < 30, said
+kind, message, took = fails(lambda: dist.all_reduce(large, (SUM, PRODUCT)[rank], group=groups[0]))
+assert kind == "CollectiveMismatchError" and "PRODUCT" in message and took < 30, message
 groups[1].set_timeout(0.4)
 if rank:
-    wait_for_news(groups[1])
-kind, said, took = fails(lambda: dist.all_reduce(large, group=groups[1]))
-assert kind == "CollectiveTimeoutError" and "rank 1" in said and took < 30, (said, took)
+    wait_for_failure(groups[1])
+kind, message, took = fails(lambda: dist.all_reduce(large, group=groups[1]))
+assert kind == "CollectiveTimeoutError" and "rank 1" in message and took < 30, (message, took)
 
 # What Python is asked for while others come late: it waits, and may be interrupted.
 if rank == 0:
@@ -37,8 +37,8 @@ if rank == 0:
     except KeyboardInterrupt:
         print("interrupted", flush=True)
 else:
-    wait_for_news(groups[2])
-    kind, said, _ = fails(lambda: dist.all_reduce(large, group=groups[2]))
-    assert "KeyboardInterrupt" in said, said
-    print("told", flush=True)
+    wait_for_failure(groups[2])
+    kind, message, _ = fails(lambda: dist.all_reduce(large, group=groups[2]))
+    assert "KeyboardInterrupt" in message, message
+    print("raised", flush=True)
 dist.destroy_process_group()

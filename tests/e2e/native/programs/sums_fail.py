@@ -3,7 +3,7 @@
 import time
 
 import numpy as np
-from joined import group, rank, wait_for_news
+from joined import group, rank, wait_for_failure
 
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
@@ -14,8 +14,8 @@ assert call_queue_of(group).state.fast_path is not None
 
 
 def expect(error, *texts):
-    kind, said = type(error).__name__, str(error)
-    assert all(text in said for text in texts), (kind, said)
+    kind, message = type(error).__name__, str(error)
+    assert all(text in message for text in texts), (kind, message)
     return kind
 
 
@@ -48,7 +48,7 @@ if rank == 0:
     error, took = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
     assert expect(error, "rank 1") == "CollectiveTimeoutError" and took < 30, took
 else:
-    wait_for_news(pair[2])
+    wait_for_failure(pair[2])
     error, _ = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
     assert expect(error, "rank 1") == "CollectiveTimeoutError"
 assert call_queue_of(pair[2]).state.fast_path is None

@@ -30,11 +30,11 @@ def pass_on(*paths):
     rpc.rpc_sync(1, until_cancelled, paths, timeout=0)
 
 
-def until_cancelled(begun, told):
+def until_cancelled(begun, cancelled):
     touch(begun)
     while not rpc.cancelled():
         time.sleep(0.005)
-    touch(told)
+    touch(cancelled)
 
 
 def use(rref):
@@ -69,7 +69,7 @@ def callee():
         rref = rpc.remote(2, Thing)
         assert rpc.rpc_sync(1, use, (rref,)) == 1
         pid = rpc.rpc_sync(2, whoami)
-        call = rpc.rpc_async(2, pass_on, ("begun", "told"), timeout=0)
+        call = rpc.rpc_async(2, pass_on, ("begun", "cancelled"), timeout=0)
         await_file("begun")
         os.kill(pid, signal.SIGKILL)
         for use_it in (
@@ -93,14 +93,14 @@ def caller():
         _mine, granted, given = [rpc.remote(0, Thing) for _ in range(3)]
         given.rpc_sync().get()
         references = current_worker().references
-        references.dump(granted, 0)  # the owner is told, and the reference is never sent
-        references._tell = lambda *_: None  # it is sent, and the owner is not told
+        references.dump(granted, 0)  # the owner is notified, and the reference is never sent
+        references._post = lambda *_: None  # it is sent, and the owner is not notified
         rpc.rpc_sync(0, keep, (given,))
-        rpc.rpc_async(0, until_cancelled, ("begun", "told"), timeout=0)
+        rpc.rpc_async(0, until_cancelled, ("begun", "cancelled"), timeout=0)
         await_file("begun")
         os.kill(os.getpid(), signal.SIGKILL)
     if me == 0:
-        await_file("told")
+        await_file("cancelled")
         while len(current_worker().references) > 1:
             time.sleep(0.005)
         assert held[0].to_here().value == 1

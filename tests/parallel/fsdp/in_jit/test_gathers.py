@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from parallel.jax import fsdp  # noqa: E402
 from tests.support.parallel.jit_training import REMAT, SHARDED, How  # noqa: E402
-from transport._codes import dtype_code  # noqa: E402
+from transport._calls.codes import dtype_code  # noqa: E402
 
 WIDTH, LAYERS = 256, 24
 X = np.ones((1, WIDTH), np.float32)

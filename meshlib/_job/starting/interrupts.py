@@ -1,0 +1,41 @@
+"""When Ctrl-C is deferred: from ``init_process_group`` to ``destroy_process_group``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from transport._waiting.interrupts import InterruptHandler
+
+
+def defer_interrupts() -> Callable[[], None]:
+    """Raise Ctrl-C only at waits of the library and in the program; return a function to end that.
+
+    Nothing changes in another thread than the main one, and where the program handles SIGINT.
+    """
+    handler = InterruptHandler("meshlib", "transport")
+    if threading.current_thread() is not threading.main_thread():
+        return handler.restore
+    handler.install()
+    notebook = _notebook()
+    if notebook is None:
+        return handler.restore
+
+    # Jupyter's kernel sets Python's own handler before each cell.
+    def on_cell(*_: object) -> None:
+        handler.install()
+
+    def end() -> None:
+        notebook.events.unregister("pre_run_cell", on_cell)
+        handler.restore()
+
+    notebook.events.register("pre_run_cell", on_cell)
+    return end
+
+
+def _notebook() -> Any:
+    """Return IPython's shell, None outside of IPython."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()

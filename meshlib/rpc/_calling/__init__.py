@@ -1,0 +1,1 @@
+"""Remote calls: their frames, made by the caller and run by the server."""

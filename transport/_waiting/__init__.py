@@ -1,0 +1,1 @@
+"""Waits: deadlines, Ctrl-C, polling, and spinning before a thread sleeps."""
