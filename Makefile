@@ -71,6 +71,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/pyright
 	$(BIN)/python tests/docs/type_completeness.py
+	@# mypy sees copies, so that it imports what is installed, as for a user's programs.
+	rm -rf out/typed && mkdir -p out/typed && cp tests/docs/typed/*.py out/typed && rm out/typed/test_*.py
+	cd out/typed && $(CURDIR)/$(BIN)/mypy --strict --no-incremental --python-executable $(CURDIR)/$(BIN)/python *.py
 
 docs: $(STAMP)  ## the pages and the reference as a site, in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
