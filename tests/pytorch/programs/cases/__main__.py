@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import calls  # noqa: F401
 import libraries  # noqa: F401
+import subgroups  # noqa: F401 (the last cases)
 import torch
 import torch.distributed as dist
 from registry import CASES, RANKS
