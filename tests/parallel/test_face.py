@@ -7,7 +7,6 @@ import pytest
 import parallel
 from parallel import (
     comm_hooks,
-    context,
     ddp,
     join,
     nn,
@@ -20,7 +19,6 @@ from parallel import (
 PACKAGES = [
     parallel,
     comm_hooks,
-    context,
     ddp,
     join,
     nn,

@@ -70,4 +70,4 @@ def test_ranks_train_on_two_cores(program):
 def test_a_program_on_a_device_with_too_few_threads_is_refused():
     ended = run(STEPS + PUT_THERE)
     assert "has put arrays of this program on a JAX device from before run_ranks" in ended.stderr
-    assert "too few threads for 3 ranks" in ended.stderr
+    assert "too few threads there for 3 ranks" in ended.stderr

@@ -9,13 +9,14 @@ import linecache
 class Cells:
     """The namespace of a notebook, called ``__main__`` as in a kernel; calling it runs a cell."""
 
+    _numbers = itertools.count(1)  # of all notebooks: a rank keeps the lines of earlier cells
+
     def __init__(self, **variables) -> None:
         self.names = {"__name__": "__main__", **variables}
-        self._numbers = itertools.count(1)
 
     def __call__(self, source: str):
         """Run ``source``; return the value of its last line if that is an expression."""
-        name = f"<cell {id(self)}-{next(self._numbers)}>"
+        name = f"<cell {next(self._numbers)}>"
         lines = source.splitlines(keepends=True)
         linecache.cache[name] = (len(source), None, lines, name)
         *body, last = source.rstrip().split("\n")
