@@ -230,9 +230,7 @@ def test_a_lost_reference_says_why():
     with pytest.raises(RRefLostError, match="was freed"):
         table.find(OID)
     table.forget_worker(2, "was killed by SIGKILL")
-    with pytest.raises(
-        RRefLostError, match="its creator, rank 2, was killed by SIGKILL"
-    ):
+    with pytest.raises(RRefLostError, match="its creator, rank 2, was killed by SIGKILL"):
         table.find((2, 7))
     waiting = table.find((3, 1))
     assert table.forget_worker(3, "died") == [waiting]
