@@ -204,8 +204,8 @@ _HOMES = {
     "meshlib._collectives.windows.window": "Window",
     "meshlib._groups.backend": "Backend get_default_backend_for_device is_backend_available",
     "meshlib._groups.process_group": "ProcessGroup",
-    "meshlib._job.starting.init": "destroy_process_group init_process_group is_initialized",
     "meshlib._job.preemption": "request_stop should_stop",
+    "meshlib._job.starting.init": "destroy_process_group init_process_group is_initialized",
     "meshlib._launcher.spawn": "spawn",
     "meshlib._launcher.spawned_rank": (
         "ProcessException ProcessExitedException ProcessRaisedException"
