@@ -50,19 +50,19 @@ def choose(
     axis: int,
     size: int,
     min_size: int,
-    said: Mapping[int, Mapping[str, Any]],
+    proposals: Mapping[int, Mapping[str, Any]],
     waiting: Sequence[int],
 ) -> Choice | None:
     """Return the next mesh, None while there are fewer than ``min_size`` replicas.
 
     ``ranks`` is the present mesh, with one replica for each place along ``axis``. The next mesh has
-    up to ``size`` replicas. A replica stays if all its ranks have a report in ``said``, and keeps
+    up to ``size`` replicas. A replica stays if all its ranks have ``proposals``, and keeps
     its place among the others. Other places go to the live ranks of broken replicas, then to the
     ranks ``waiting`` for a place.
     """
     rows = np.moveaxis(ranks, axis, 0)
     shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)
-    reports = {rank: MemberReport(**one) for rank, one in said.items()}
+    reports = {rank: MemberReport(**one) for rank, one in proposals.items()}
     found: list[list[int] | None] = [
         row if all(rank in reports for rank in row) else None for row in flat.tolist()
     ]
@@ -90,11 +90,11 @@ def _state_of(
 
     All members have voted for a step that one has committed, so they can commit it.
     """
-    told = [one for rank, one in reports.items() if not one.fresh and rank in placed]
-    told = told or [one for one in reports.values() if not one.fresh]
-    if not told:
+    trained = [one for rank, one in reports.items() if not one.fresh and rank in placed]
+    trained = trained or [one for one in reports.values() if not one.fresh]
+    if not trained:
         return 0, 0, []
-    committed, cursor = max((one.committed, one.cursor) for one in told)
+    committed, cursor = max((one.committed, one.cursor) for one in trained)
 
     def has_state(rank: int) -> bool:
         one = reports.get(rank)

@@ -25,7 +25,7 @@ from parallel.elastic._choice import Choice, MemberReport, choose
 from parallel.elastic._step import Interrupter, Step
 from parallel.elastic._transfer import ManagedState, transfer
 
-_NEWS_SECONDS = 1.0
+_EVENT_SECONDS = 1.0
 _FRUITLESS = 3
 Until = int | Callable[[int], bool] | None
 
@@ -279,7 +279,7 @@ class ElasticMesh:
             return True
         if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError"):
             return isinstance(error, RuntimeError) and self._is_broken(0)
-        return self._is_broken(_NEWS_SECONDS) or "Timeout" in str(error)
+        return self._is_broken(_EVENT_SECONDS) or "Timeout" in str(error)
 
     def _is_broken(self, seconds: float) -> bool:
         return self._votes is not None and failure_of(self._votes, seconds) is not None
@@ -302,9 +302,9 @@ class ElasticMesh:
         while True:
             self._end_interrupter()
             voted = 0 if step is None else step.voted
-            said = MemberReport(self.committed, self.cursor, voted, self._fresh)
+            report = MemberReport(self.committed, self.cursor, voted, self._fresh)
             change = job.agree_on_epoch(
-                proposal=asdict(said),
+                proposal=asdict(report),
                 choose=self._choose,
                 timeout=self._timeout,
                 wait=self._join_timeout,
@@ -339,10 +339,10 @@ class ElasticMesh:
         if self._fruitless >= _FRUITLESS and cause is not None:
             raise cause
 
-    def _choose(self, said: Any, missing: Any) -> Any:
+    def _choose(self, reports: Any, missing: Any) -> Any:
         del missing
         waiting, ranks = self._job.waiting, self._mesh.mesh
-        found = choose(ranks, self._axis, self._full, self.min_size, said, waiting)
+        found = choose(ranks, self._axis, self._full, self.min_size, reports, waiting)
         if found is None:
             return None
         return {"members": np.ravel(found.ranks).tolist(), "choice": asdict(found)}

@@ -119,7 +119,7 @@ def explain(given: argparse.Namespace) -> str:
         rank
         for rank, actions in enumerate(table.ranks)
         for action in actions
-        if (told := message_of(action, table)) and table.rank_of[told.stage] != rank
+        if (message := message_of(action, table)) and table.rank_of[message.stage] != rank
     )
     held = most_held(table)
     each = table.stages // count

@@ -167,9 +167,9 @@ class ContextStore:
             raise ValueError(f"context_id is {id}, and this worker has no such context: {why}")
         return context
 
-    def release(self, id: int, told: frozenset[int]) -> None:
-        """End a context here, and on all workers that it was brought to, except for those
-        ``told``."""
+    def release(self, id: int, informed: frozenset[int]) -> None:
+        """End a context here, and on all workers that it was brought to, except for the
+        ``informed`` ones."""
         with self._lock:
             context = self._contexts.pop(id, None)
             self._ended[id] = None
@@ -178,27 +178,27 @@ class ContextStore:
         if context is None:
             return
         context.end(wait=True)
-        others = context.known - told - {self.rank}
-        told = told | others | {self.rank}
+        others = context.known - informed - {self.rank}
+        informed = informed | others | {self.rank}
         for rank in others:
-            self._tell(rank, id, told)
+            self._send_release(rank, id, informed)
 
-    def _tell(self, rank: int, id: int, told: frozenset[int]) -> None:
-        """Have a worker end a context. If that fails, tell all: only it knew its own callees."""
+    def _send_release(self, rank: int, id: int, informed: frozenset[int]) -> None:
+        """Have a worker end a context, or all if that fails: only it knew its own callees."""
 
         def note(done: rpc.Future[Any]) -> None:
             if done.exception() is not None:
-                self._tell_all(id, told - {rank})
+                self._release_everywhere(id, informed - {rank})
 
         try:
-            rpc.rpc_async(rank, _release, (id, told)).add_done_callback(note)
+            rpc.rpc_async(rank, _release, (id, informed)).add_done_callback(note)
         except (DistError, RuntimeError):
-            self._tell_all(id, told)
+            self._release_everywhere(id, informed)
 
-    def _tell_all(self, id: int, told: frozenset[int]) -> None:
+    def _release_everywhere(self, id: int, informed: frozenset[int]) -> None:
         with suppress(RuntimeError):  # RPC has ended
             everyone = frozenset(worker.id for worker in rpc.get_worker_infos())
-            for rank in everyone - told:
+            for rank in everyone - informed:
                 with suppress(DistError):
                     rpc.rpc_async(rank, _release, (id, everyone))
 
@@ -284,9 +284,9 @@ def keeper() -> ContextStore:
     return cast(ContextStore, rpc.differentiate())
 
 
-def _release(id: int, told: frozenset[int]) -> None:
+def _release(id: int, informed: frozenset[int]) -> None:
     with keeper().within(None):
-        keeper().release(id, told)
+        keeper().release(id, informed)
 
 
 def _ended(id: int) -> str:

@@ -215,10 +215,10 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         """
         mine, parameters = self._own_state(), self.parameters()
         kept = mine["state"]
-        told = {number: described(values) for number, values in kept.items()}
+        own = {number: described(values) for number, values in kept.items()}
         state = {
             number: self._keepers.give(parameters[number], values, kept.get(number))
-            for theirs in gathered(told, self._group)
+            for theirs in gathered(own, self._group)
             for number, values in theirs.items()
         }
         return self._with_all(mine, state)

@@ -96,21 +96,21 @@ class Keepers:
         return Sharding.of_positions(mesh, dims)
 
     def give(
-        self, parameter: Parameter, told: Mapping[str, Any], mine: Mapping[str, Any] | None
+        self, parameter: Parameter, known: Mapping[str, Any], mine: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         """Return a parameter's states as global arrays; ``mine`` are those that this rank has."""
         return {
             name: self._array(parameter, value, None if mine is None else mine[name])
             if isinstance(value, Described)
             else value
-            for name, value in told.items()
+            for name, value in known.items()
         }
 
-    def _array(self, parameter: Parameter, told: Described, local: Any) -> DArray:
-        shape = told.shape
+    def _array(self, parameter: Parameter, known: Described, local: Any) -> DArray:
+        shape = known.shape
         if parameter.global_part is not None and shape == tuple(parameter.shape):
             shape = parameter.global_part.shape
-        return DArray(local, self.sharding(parameter, shape), shape, told.dtype)
+        return DArray(local, self.sharding(parameter, shape), shape, known.dtype)
 
     def take(self, parameter: Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's part of a parameter's states: the inverse of ``give``.

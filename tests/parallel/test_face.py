@@ -1,32 +1,19 @@
 """The package's face: what it shows is there, documented, and nothing else is needed."""
 
+import importlib
 import inspect
+import pkgutil
 
 import pytest
 
 import parallel
-from parallel import (
-    comm_hooks,
-    ddp,
-    join,
-    nn,
-    optim,
-    samplers,
-    tensor_parallel,
-    zero,
-)
 
-PACKAGES = [
-    parallel,
-    comm_hooks,
-    ddp,
-    join,
-    nn,
-    optim,
-    samplers,
-    tensor_parallel,
-    zero,
+ROOMS = [
+    room.name
+    for room in pkgutil.iter_modules(parallel.__path__, "parallel.")
+    if room.ispkg and not room.name.startswith("parallel._")
 ]
+PACKAGES = [parallel, *map(importlib.import_module, ROOMS)]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)

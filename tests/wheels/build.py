@@ -45,10 +45,10 @@ def run(*command: object, **variables: str) -> str:
 def python_here(version: str) -> str | None:
     """Return the path of a Python ``version`` that runs here."""
     name = f"python{version}"
-    ask = [name, "-c", "import sys, ensurepip; print(sys.executable)"]
+    probe = [name, "-c", "import sys, ensurepip; print(sys.executable)"]
     if shutil.which(name) is None:
         return None
-    done = subprocess.run(ask, check=False, capture_output=True, text=True)
+    done = subprocess.run(probe, check=False, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None
 
 

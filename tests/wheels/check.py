@@ -66,8 +66,8 @@ def main() -> None:
             libc, machine = platform.split()
             tag = f"cp{version.replace('.', '')}"
             wheels = list(DIST.glob(f"*-{tag}-{tag}-{libc}*_{machine}.whl"))
-            told = check(wheels[0], version, platform) if wheels else "not built"
-            print(f"{version} {platform}: {told}", flush=True)
+            outcome = check(wheels[0], version, platform) if wheels else "not built"
+            print(f"{version} {platform}: {outcome}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class InprocHub:
         self._mailboxes: dict[int, Mailbox] = {}
         # Lost members with their reasons, and waiting threads: shared by all mailboxes.
         self.lost: dict[int, Exception] = {}
-        """The members from whom nothing more arrives, known to all."""
+        """The lost members: nothing more arrives from them."""
         self._waiting: set[Mailbox] = set()
 
     def join(self, membership: Membership) -> Mailbox:
