@@ -234,10 +234,9 @@ class Checkpointer:
     def load(
         self, like: Any = ..., *, step: int | None = None, strict: bool = True, verify: bool = True
     ) -> Any:
-        """Return the state of the newest checkpoint, or of ``step``. First waits for a running save.
+        """Wait for a running save; return the state of the newest checkpoint, or of ``step``.
 
-        ``like``, ``strict`` and ``verify`` are those of ``meshlib.checkpoint.load``, whose errors
-        it raises.
+        ``like``, ``strict``, ``verify`` and the errors are those of ``meshlib.checkpoint.load``.
         """
         self.wait()
         return load_like(self._participants, self._path, step, like, strict=strict, verify=verify)
