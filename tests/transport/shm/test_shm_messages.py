@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused() -> None:
         sender.begin(b"abc", memoryview(b""), core.LOOK)
     sender.begin(packed(10), memoryview(bytes(10)), core.LOOK)
     accept(receiver)
-    with pytest.raises(ValueError, match="10 bytes are left, of 3"):
+    with pytest.raises(ValueError, match="10 bytes are left, but the buffer has 3"):
         receiver.take(memoryview(bytearray(3)), core.LOOK)
     with pytest.raises((TypeError, BufferError)):
         receiver.take(memoryview(bytes(10)), core.LOOK)
