@@ -156,7 +156,7 @@ def _send_in_vain(link: TcpLink, data: memoryview) -> None:
 
 def test_deadlines_aborts_and_losses_know_all_connections() -> None:
     big = 40_000_000
-    late = pytest.raises(CommunicatorTimeoutError, match="rank 0 took nothing")
+    late = pytest.raises(CommunicatorTimeoutError, match="rank 0 read nothing")
     with wide(3) as (_, theirs), late:
         theirs.send(call(seconds=0.1), payload(1, big))
     with wide(3) as (ours, theirs):
