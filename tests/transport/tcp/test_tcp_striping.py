@@ -233,7 +233,7 @@ def test_a_window_that_holds_a_link_back_is_logged_once(
     for _ in range(2):
         found.note_sent(8 << 20, 0.1)
     (record,) = caplog.records
-    assert "tcp_wmem and net.ipv4.tcp_rmem with a maximum of 2097152" in record.getMessage()
+    assert "tcp_wmem and net.ipv4.tcp_rmem to 2097152" in record.getMessage()
     assert "rank 1" in record.getMessage()
 
 
