@@ -54,12 +54,12 @@ AGENT_STORE = "MESHLIB_AGENT_STORE"
 """``HOST:PORT`` of the launcher's store, of which rank 0 is a client, too. If the store is in an
 etcd, a space and its URL follow.
 
-Ranks ignore it if MASTER_ADDR and MASTER_PORT differ. For a program that sets those itself, rank
-0 serves its store there.
+Ranks ignore this variable if MASTER_ADDR and MASTER_PORT differ from it. Then the program has set
+those itself, and rank 0 serves the store there.
 """
 
 RUN_ID = "MESHLIB_RUN_ID"
-"""Names this launch; set by the launcher in every rank."""
+"""The name of this launch, which the launcher sets for all ranks."""
 
 RESTART_COUNT = "MESHLIB_RESTART_COUNT"
 """The launcher's count of restarts of the ranks; keys in the store are prefixed with it."""

@@ -36,7 +36,7 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 
 
 class StoreSilentError(DistStoreError):
-    """A store's server does not answer or has no route, but may be alive.
+    """A store's server does not answer or is unreachable, but may be alive.
 
     ``seconds`` is how long the client waited for an answer, None if the kernel has no route.
     """

@@ -19,8 +19,9 @@ class FakeCommunicator(MessagingCommunicator):
     """Completes each call of one member at once, without the other members.
 
     A broadcast and a reduction leave this rank's own value. In a gather, each other member
-    contributes this rank's array, repeated or cut to size. In an all-to-all, this rank gets from
-    each member what it sends to it. A message, or a scatter by another root, is zeros.
+    contributes this rank's array, repeated or cut to size. In an all-to-all, this rank receives
+    from each member its own data for that member. A message, or a scatter by another root, is
+    zeros.
     """
 
     def barrier(self, call: Call) -> None:

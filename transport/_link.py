@@ -24,7 +24,7 @@ OnPiece = Callable[[int], None]
 def wrong_frame(
     call: Call, expected: int, peer: int, name: str, header: CallHeader, size: int
 ) -> HeaderMismatchError:
-    """Return the error for a frame that is not of ``call`` or not of ``expected`` bytes.
+    """Return the error for a frame of a call other than ``call``, or not of ``expected`` bytes.
 
     ``peer`` sent the frame, with ``header`` and ``size`` bytes; ``name`` is the peer's name in the
     message.
@@ -52,7 +52,7 @@ class Request(ABC):
     __slots__ = ("done",)
 
     done: bool
-    """True if a sent frame's memory may be reused, or a received frame is in its memory."""
+    """True once a sent frame's memory may be reused, or a received frame has arrived."""
 
     @abstractmethod
     def wait(self, on_piece: OnPiece | None = None) -> None:

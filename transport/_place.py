@@ -23,10 +23,10 @@ _MACHINES = ("x86_64", "aarch64")
 class Place:
     """A rank's place, as published in a store.
 
-    ``machine`` is the rank's ``this_machine``. Ranks with equal machines share memory, unless an
-    ``obstacle`` says why one of them cannot. Ranks that are threads of one process have the same
-    ``pid``. A rank with an abstract Unix socket has that socket's ``address`` (hexadecimal). The
-    rank's ``MESHLIB_SITE`` is its ``site``.
+    ``machine`` is the rank's ``this_machine()``. Ranks with equal machines share memory, unless
+    one of them has an ``obstacle``, the reason why it cannot. Ranks that are threads of one process
+    have the same ``pid``. ``address`` is that of the rank's abstract Unix socket, in hexadecimal,
+    if it has one. ``site`` is the rank's ``MESHLIB_SITE``.
     """
 
     machine: str

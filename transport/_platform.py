@@ -45,7 +45,7 @@ def thread_names() -> list[str] | None:
 
 
 def same_file(descriptor: int, path: str) -> str:
-    """Return a path that opens the file behind ``descriptor`` anew.
+    """Return a path at which the file behind ``descriptor`` can be opened again.
 
     On a system without ``/proc/self/fd``, return ``path``, from which the file was opened. The
     caller has to compare the two files.

@@ -50,7 +50,7 @@ class Protocol(Receiver, typing.Protocol):
     """The user of a channel. Its methods are called in any thread, and must not block."""
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
-        """Act on a post of the connection's peer."""
+        """Handle a post of the connection's peer."""
         ...
 
     def on_refusal(self, peer: int, error: DistError) -> DistError:

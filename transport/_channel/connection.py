@@ -49,7 +49,7 @@ class Receiver(Protocol):
     """Handles the frames of a connection. Called in any thread; must not block."""
 
     def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
-        """Act on received frames; False: stop reading until ``ChannelConnection.resume``."""
+        """Handle received frames; return False to stop reading until ``resume``."""
         ...
 
     def on_end(self, connection: ChannelConnection, error: Exception) -> None:

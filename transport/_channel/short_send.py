@@ -1,4 +1,4 @@
-"""Non-blocking sends that keep the interpreter's lock.
+"""Non-blocking sends that hold the interpreter's lock.
 
 A socket's ``send`` releases the lock around the system call, which might block. If a thread makes
 or serves thousands of short calls, the lock then alternates between this thread and the reading

@@ -68,8 +68,8 @@ class Mailbox:
         self._arriving = 0
         self._aborted: str | None = None
         self.on_room: Callable[[], None] | None = None
-        """Called under the mailbox's lock when a message that ``try_begin`` refused may have room,
-        or a receive.
+        """Called under the mailbox's lock when there may be room, or a waiting receive, for a
+        message that ``try_begin`` refused.
         """
 
     @property

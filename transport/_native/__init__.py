@@ -17,7 +17,7 @@ _AGAIN = "install meshlib again"
 def load(name: str, package: str) -> tuple[ModuleType | None, str | None]:
     """Return the compiled module ``name`` of ``package``, or None and a reason with advice.
 
-    Raises ValueError if MESHLIB_NATIVE in the environment has another value than 0 or 1.
+    Raises ValueError if MESHLIB_NATIVE is set in the environment, but not to 0 or 1.
     """
     switch = os.environ.get(environment.NATIVE, "")
     if switch not in {"", "0", "1"}:

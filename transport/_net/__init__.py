@@ -1,4 +1,4 @@
 """Sockets: connecting, authentication, encryption, event loops."""
 
 LOOPBACK = "127.0.0.1"
-"""The address at which only processes of this machine can reach it."""
+"""The address that only processes of this machine can reach."""

@@ -98,8 +98,8 @@ class Arena:
         self._publish_layout()
 
     def take(self, count: int, dtype: np.dtype[np.generic]) -> Flat:
-        """Return an array in the first of the smallest blocks with room. ``settle`` was true, or
-        ``add`` was called.
+        """Return an array in the first of the smallest blocks with room, which ``settle`` has found
+        or ``add`` has made.
         """
         need = _round(count * dtype.itemsize)
         fitting = [block for block in self._blocks if not block.used and block.nbytes >= need]
@@ -111,7 +111,7 @@ class Arena:
         block.used = block.held = True
         segment, part = self._segments[block.number]
         start = self._rank * part + block.offset
-        # Every view keeps this array alive, since its own base is not an array.
+        # The base of every view is this array, because its own base is not an array.
         memory = np.frombuffer(segment.data, np.uint8, need, start)
         weakref.finalize(memory, self._dropped.append, block).atexit = False
         return memory[: count * dtype.itemsize].view(dtype)

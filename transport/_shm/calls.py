@@ -27,7 +27,9 @@ from transport._shm.support import may_spin, the_core
 from transport._waiting.interrupts import look
 
 Check = Callable[[Call, int], None]
-"""Raises an error if the call cannot complete: (call, group rank of the awaited member, or -1)."""
+"""Called with a call and the group rank of the awaited member (-1: none); raises if the call cannot
+complete.
+"""
 
 _NOBODY = -1
 _NO_DTYPE = np.dtype(np.uint8)

@@ -124,13 +124,13 @@ class Messages(Mailbox):
         return self._core.SLEEP if call.sync else self._core.NAP
 
     def _look_up(self, call: Call, ring: RingWriter) -> None:
-        """Check that room in a ring can be expected, and ask the receiver for it."""
+        """Check that the receiver can still make room in a ring, and ask it to."""
         call.waiting_for = ring.peer
         self._check_receiver(call, ring)
         self._host_peers.kick(ring.peer)
 
     def _check_receiver(self, call: Call, ring: RingWriter) -> None:
-        """Raise an error if the message cannot be sent, or no longer in time."""
+        """Raise if the receiver is lost, the ring is broken, or the deadline has passed."""
         look()
         dst = ring.peer
         self._check_there(dst)
@@ -340,7 +340,7 @@ class Messages(Mailbox):
             raise self._late(call, receive)
 
     def _try_carrying(self) -> bool:
-        """Become the carrier; return False if a thread is already."""
+        """Become the carrier; return False if a thread is the carrier already."""
         me = threading.get_ident()
         if self._carriers == [me] or not self._carrying.acquire(blocking=False):
             return False
@@ -359,7 +359,7 @@ class Messages(Mailbox):
             self._carry(self._core.LOOK)
 
     def _drop_carrying(self) -> None:
-        """Stop being the carrier after an exception, if this thread is."""
+        """If this thread is still the carrier, because of an exception, stop being it."""
         if is_held(self._carrying):
             self._carriers.clear()
             self._carrying.release()

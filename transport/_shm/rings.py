@@ -18,7 +18,7 @@ from transport._shm.support import may_spin, the_core
 
 
 class RingWriter:
-    """The sender's end, in the ``inbox`` of ``peer``. A thread holds ``turn`` while it uses it.
+    """The sender's end, in the ``inbox`` of ``peer``. The thread that uses it holds ``turn``.
 
     ``member`` is this rank and the group's size. ``end`` is the engine's ``RingEnd``. Raises
     DistBackendError if ``inbox`` is invalid, OSError if the kernel has no memory for the ring.
@@ -79,8 +79,8 @@ class RingReader:
     def pull(self, mailbox: Mailbox, mode: int) -> bool:
         """Move the available bytes of at most one message; return whether any were moved.
 
-        None are while the mailbox has no room for the next message. ``mode``: how long to wait for
-        the rest of a message.
+        While the mailbox has no room for the next message, none are moved. ``mode``: how long to
+        wait for the rest of a message.
         """
         end = self.end
         if self._closed or not end.pending:

@@ -49,7 +49,7 @@ class Op(enum.IntEnum):
 CHANGES = frozenset(
     {Op.SET, Op.ADD, Op.APPEND, Op.COMPARE_SET, Op.DELETE, Op.MULTI_SET, Op.PUSH, Op.TRY_POP}
 )
-"""The commands that may change users' data, at once and depending on nothing but their fields."""
+"""The commands that may change users' data. They never wait, so a log of them can be replayed."""
 
 
 def wanted(op: Op) -> str:

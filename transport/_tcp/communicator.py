@@ -348,7 +348,7 @@ class TcpCommunicator(LinkCommunicator):
             if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
                 raise CommunicatorTimeoutError(
                     f"{call.header}: another thread has been connecting to"
-                    f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
+                    f" {self.membership.describe(peer)} for {call.deadline.seconds:g} s",
                     peer,
                 )
 

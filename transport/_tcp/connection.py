@@ -54,7 +54,7 @@ class TcpConnection(ABC):
         self.name = name
         self.sockets: Sequence[socket.socket] = tuple(sockets)
         self.first: socket.socket = self.sockets[0]
-        """Carries the prefixes."""
+        """The socket that carries the prefixes."""
         self.worker = worker
         self.leaving: deque[FrameSend] = deque()
         self.ended: str | None = None
@@ -174,7 +174,7 @@ class TcpConnection(ABC):
 
     @abstractmethod
     def _note_left(self, outgoing: FrameSend) -> None:
-        """Handle that a frame was sent."""
+        """Handle a frame that was sent completely."""
 
     @abstractmethod
     def _ahead(self) -> int:

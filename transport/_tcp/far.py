@@ -27,7 +27,7 @@ _HELD_BACK = 0.7
 
 
 def connections_from_environment() -> int:
-    """Return the number of connections of a link to a far peer.
+    """Return the number of connections of a link to a distant peer.
 
     Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is not a number from 1 to 16.
     """

@@ -43,7 +43,7 @@ class MessageLink(TcpConnection):
         self.full: bool = False
         """True if the mailbox had no room for the next message."""
         self.watched: bool = True
-        """True if it is registered with the worker's poller."""
+        """True if the link is registered with the worker's poller."""
         self._mailbox = mailbox
         self._filled = 0
         self._pending: Callable[[], int] | None = getattr(sock, "pending", None)  # TLS has one

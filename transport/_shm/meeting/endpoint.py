@@ -64,7 +64,7 @@ class EndpointUser(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """End, because this rank cannot serve the group any more."""
+        """Abort, because this rank cannot serve the group any more."""
         ...
 
 
@@ -138,7 +138,7 @@ class ShmEndpoint:
         self._connections: set[PeerConnection] = set()
         self._requests: dict[int, DescriptorRequest] = {}
         self._next_number = 1
-        self._connecting: list[PeerConnection] = []  # the loop's
+        self._connecting: list[PeerConnection] = []  # only the loop uses it
         self._errands: deque[Callable[[], None]] = deque()
         self._loop = EventLoop("meshlib-shm-endpoint", self._turn, self._end)
         self._selector = self._loop.selector
@@ -275,7 +275,7 @@ class ShmEndpoint:
     def _welcome(self, sock: socket.socket) -> None:
         """Serve an authenticated connection."""
         if not same_user(sock):
-            _LOGGER.warning("refused a connection of another user")
+            _LOGGER.warning("refused a connection from another user")
             sock.close()
             return
         connection = PeerConnection(sock, None)

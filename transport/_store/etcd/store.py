@@ -298,7 +298,7 @@ class EtcdStore(Store):
         """Execute ``operations`` if the ``guards`` hold; return whether they were executed."""
         try:
             mark = self._marks.pop()
-        except IndexError:  # as many marks as threads
+        except IndexError:  # no free mark; there are at most as many as threads
             mark = f"{self._address.prefix}/m/{os.urandom(8).hex()}"
         place, token = _text(mark), os.urandom(8)
         request = {

@@ -39,7 +39,7 @@ _SEND_SECONDS = 60.0
 _GOODBYE_SECONDS = 1.0
 # A waiting thread checks at this interval whether it missed a wakeup.
 _SLICE_SECONDS = 5.0
-# This interval for a wait with a breaker, in case the server does not answer the cancellation.
+# The interval for a wait with a breaker, in case the server does not answer the cancellation.
 _BREAKABLE_SECONDS = 0.25
 _RECEIVE_BYTES = 1 << 18
 _TIMEVAL = struct.Struct("@ll")
@@ -92,10 +92,10 @@ class StoreConnection:
         self._waits_end: set[Breaker | None] = set()
         self._failure: str | None = None
         self._unreachable = False
-        # Appended to by any thread, else used under the send lock.
+        # Any thread may append to the queue. All other uses hold the send lock.
         self._send_lock = threading.RLock()
         self._send_queue: deque[_SendBuffer] = deque()
-        # Held by the thread that reads; guards the next three.
+        # Held by the reading thread; guards the next three fields.
         self._turn = threading.RLock()
         self._received: list[bytes] = []
         self._needed = LENGTH_BYTES

@@ -96,7 +96,7 @@ def lease_server(
 
 
 def listen_host(host: str, secret: bytes | None) -> str:
-    """Return the address on which the master should listen that other hosts reach at ``host``.
+    """Return the listening address of a master that other hosts reach at ``host``.
 
     An address literal and the loopback's names are returned unchanged. Any other name may resolve
     differently here: many systems map their own name to a loopback address. So with a secret the
