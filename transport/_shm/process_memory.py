@@ -5,9 +5,9 @@ belong to one user, and security modules must allow the call (Yama's ``ptrace_sc
 container's seccomp filter). No process writes into another one's private memory.
 
 The kernel copies with the processor's string instruction. On AMD's Zen 3 and 4, that is slow if
-the target begins a few bytes further into a page than the source (glibc bug 30994); consecutive
-arrays from ``malloc`` often do. In this case the kernel copies a piece at a time into a bounce
-buffer with a better alignment, and NumPy copies the piece to the target while it is in the cache.
+the target begins a few bytes further into a page than the source (glibc bug 30994). This is common
+for consecutive arrays from ``malloc``. Then the kernel copies a piece at a time into a bounce
+buffer with a better alignment. NumPy copies the piece to the target while it is in the cache.
 """
 
 from __future__ import annotations
