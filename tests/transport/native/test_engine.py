@@ -126,11 +126,11 @@ def test_memory_of_another_layout_is_refused() -> None:
     assert core is not None
     nbytes, block = core.measure_group(3, 0)
     memory = np.zeros(nbytes, np.uint8)
-    with pytest.raises(ValueError, match="another layout"):
+    with pytest.raises(ValueError, match="another version's layout"):
         core.Group(memory, 0, 3, SIZES, False)  # nothing is written there
     core.create_group(memory, 3, block)
     for size, rank, part in ((3, 3, memory), (4, 0, memory), (3, 0, memory[:-4096])):
-        with pytest.raises(ValueError, match="another layout"):
+        with pytest.raises(ValueError, match="another version's layout"):
             core.Group(part, rank, size, SIZES, False)
     with pytest.raises(ValueError, match="not those of 2 members"):
         core.create_group(memory, 2, block)

@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused() -> None:
         receiver.take(memoryview(bytearray(3)), core.LOOK)
     with pytest.raises((TypeError, BufferError)):
         receiver.take(memoryview(bytes(10)), core.LOOK)
-    with pytest.raises(ValueError, match="no inbox of 3 members"):
+    with pytest.raises(ValueError, match="not an inbox of 3 members"):
         core.RingEnd(segment.mapping, 3, 1, 0, True)
     with pytest.raises(ValueError, match="no inbox"):
         core.RingEnd(bytearray(4096), 2, 1, 0, True)

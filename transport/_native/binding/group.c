@@ -270,7 +270,7 @@ static int group_init(GroupObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs
     unsigned long long direct, unstaged;
     int rank, size, may_spin;
     if (o->memory.obj) {
-        PyErr_SetString(PyExc_RuntimeError, "a Group is initialized once");
+        PyErr_SetString(PyExc_RuntimeError, "a Group is made once");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "Oii(KK)p", &memory, &rank, &size, &direct, &unstaged, &may_spin) ||

@@ -17,7 +17,8 @@ static Status write_more(Ring *r, char *data, uint64_t size, Mode mode) { return
 static PyObject *move(RingObject *o, Move function, const Py_buffer *data, int mode) {
     Ring *r = &o->ring;
     if (r->left > (uint64_t)data->len)
-        return PyErr_Format(PyExc_ValueError, "%llu bytes are left, but the buffer has %zd", (unsigned long long)r->left, data->len);
+        return PyErr_Format(PyExc_ValueError, "%llu bytes are left, but the buffer has %zd", (unsigned long long)r->left,
+                            data->len);
     Status status = AGAIN;
     if (r->left <= HELD_BYTES) status = function(r, data->buf, (uint64_t)data->len, mode < GLANCE ? (Mode)mode : GLANCE);
     if (status == AGAIN && (mode > GLANCE || r->left > HELD_BYTES)) {
@@ -93,7 +94,7 @@ static int accept_if(Ring *r, const Header *expected, uint64_t size) {
     return 1;
 }
 
-/* Stop using an end, unless it has a half received message, which Python completes. */
+/* Stop using an end, unless it has a partly received message, which Python completes. */
 static void give_back(RingObject *o, int lent) {
     int in_use = IN_USE;
     if (!o->ring.left) atomic_compare_exchange_strong(&o->lent, &in_use, lent);
@@ -308,7 +309,7 @@ static int end_init(RingObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
     PyObject *memory;
     int size, sender, member, may_spin;
     if (o->memory.obj) {
-        PyErr_SetString(PyExc_RuntimeError, "a RingEnd is initialized once");
+        PyErr_SetString(PyExc_RuntimeError, "a RingEnd is made once");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "Oiiip", &memory, &size, &sender, &member, &may_spin) ||

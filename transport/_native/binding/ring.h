@@ -3,7 +3,7 @@
 #include "core.h"
 
 /* LENT: code without the interpreter's lock may use the end. Python takes a lent end back without waiting; an end
- * IN_USE looks empty to Python. If that code leaves a message half received, the end stays IN_USE until Python
+ * IN_USE looks empty to Python. If that code leaves a message partly received, the end stays IN_USE until Python
  * continues the message. */
 enum { KEPT, LENT, IN_USE };
 

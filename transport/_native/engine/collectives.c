@@ -5,8 +5,8 @@
  * Then each stages one chunk ahead of the chunk that it copies out.
  *
  * From or to a root: senders stage ahead as many chunks as they have blocks. Receivers publish each chunk that they
- * have copied out. A sender meets its receivers before its second chunk, and so leaves a call of one chunk without
- * waiting.
+ * have copied out. Except in a broadcast, a sender meets its receivers before its second chunk. It leaves a call of one
+ * chunk without waiting.
  *
  * A large all_reduce: each member stages the other members' shares of each chunk. It reduces its own share from all
  * other blocks and its own array. It writes the result to its array, and back to where the share was staged. Then

@@ -22,8 +22,8 @@
 
 typedef enum {
     DONE_ALL,    /* the call is done */
-    AGAIN,       /* check signals, deadline and lost peers, then carry on */
-    UNSUPPORTED, /* reduce `parts` into `out`, which the engine cannot, then carry on */
+    AGAIN,       /* check signals, deadline and lost peers, then continue */
+    UNSUPPORTED, /* reduce `parts` into `out`, which the engine cannot, then continue */
     MISMATCH,    /* the members made different calls: see `problem` */
     DAMAGED      /* a member wrote impossible values or has no memory left: see `problem` */
 } Status;
@@ -192,7 +192,7 @@ int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int 
 Status ring_begin(Ring *r, const Header *header, const char *data, uint64_t size, Mode mode);
 Status ring_write(Ring *r, const char *data, uint64_t size, Mode mode);
 int ring_has_room(const Ring *r, uint64_t size); /* for a message of this size */
-void ring_give_up(Ring *r);                      /* break the ring: the current message stays incomplete, the last */
+void ring_give_up(Ring *r);                      /* break the ring: the current message stays incomplete */
 int ring_is_broken(const Ring *r);
 void ring_wake_sender(Ring *r); /* thread-safe */
 
@@ -250,4 +250,4 @@ static inline Status stopped(const Group *g) {
     return g->problem.trouble >= BAD_PLACE ? DAMAGED : MISMATCH;
 }
 int fail(Group *g, Trouble trouble, int peer, uint64_t found, uint64_t wanted); /* 0 */
-void check_later(Group *g);                     /* compare headers when all members meet, at the latest in the call after next */
+void check_later(Group *g);                     /* compare headers when all members meet, before the call after next */
