@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused() -> None:
         receiver.take(memoryview(bytes(10)), core.LOOK)
     with pytest.raises(ValueError, match="not an inbox of 3 members"):
         core.RingEnd(segment.mapping, 3, 1, 0, True)
-    with pytest.raises(ValueError, match="no inbox"):
+    with pytest.raises(ValueError, match="not an inbox"):
         core.RingEnd(bytearray(4096), 2, 1, 0, True)
     with pytest.raises(TypeError, match="RingEnds"):
         core.await_inbox(segment.mapping, (1,), 0, core.LOOK)

@@ -145,7 +145,7 @@ def test_a_frame_of_another_call_is_noticed_before_its_payload_lands() -> None:
 def test_a_payload_over_connections_that_there_are_not_is_no_hang() -> None:
     with wide(2) as (ours, theirs):
         ours.first.send(pack_prefix(call(), 1 << 20, connections=3))
-        with pytest.raises(PeerLostError, match="3 connections of 2"):
+        with pytest.raises(PeerLostError, match="3 connections, but the link has 2"):
             theirs.recv_into(call(), space(1 << 20))
 
 
