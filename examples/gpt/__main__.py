@@ -45,7 +45,7 @@ def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> 
         if files is not None and len(losses) % run.every == 0:
             state = trainer.states.state(trainer.tree)
             files.save({"training": state, "losses": np.array(losses)}, step=len(losses))
-    jax.block_until_ready(trainer.tree)  # no rank may leave before the calls of the last update
+    jax.block_until_ready(trainer.tree)  # no rank may leave before the last update's calls end
     if files is not None:
         files.close()
     return losses
