@@ -1,4 +1,4 @@
-"""Ranks share uneven work without a master: an idle rank takes work from another one.
+"""Ranks share uneven work without a master: an idle rank takes work from another rank.
 
     meshrun -n4 examples/work_stealing.py
 

@@ -1,4 +1,4 @@
-"""A pole on a cart, which pushes to the left and right keep upright.
+"""A pole on a cart, balanced by pushes to the left or to the right.
 
 The equations are those of Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve
 difficult learning control problems" (1983), without friction, integrated by Euler's method.

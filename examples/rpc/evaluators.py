@@ -1,4 +1,4 @@
-"""A pool of workers that evaluate candidates. A free worker takes the next one.
+"""A pool of workers that evaluate candidates. A free worker gets the next candidate.
 
     meshrun --nproc-per-node 4 --on-failure continue examples/rpc/evaluators.py [--lose 2]
 

@@ -30,7 +30,7 @@ def make_part(number: int, parts: int) -> nn.Module:
 
 
 def forward(parts: list[RemoteModule], inputs: list[Any]) -> list[Any]:
-    """Return the outputs for several microbatches, which are in different parts at once."""
+    """Return the outputs for several microbatches, which pass through the parts concurrently."""
     under_way: list[Any] = [None] * len(inputs)
     for tick in range(len(inputs) + len(parts) - 1):
         # The last part goes first: its input was requested in the previous tick.

@@ -28,8 +28,8 @@ from transport._checks import to_whole_numbers
 
 PartialDims = Mapping[DimKey, Any] | Sequence[DimKey] | DimKey | None
 LINEAR = frozenset({"sum", "avg"})
-"""The linear ops. Partial values of several linear ops may be reduced in any order, and adding or
-scaling partial values gives partial values of the result.
+"""The linear ops. Partial values of several linear ops may be reduced in any order. Sums and
+multiples of partial values are partial values of the result.
 """
 
 
