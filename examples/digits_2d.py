@@ -225,9 +225,9 @@ def main() -> None:
     mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     dp, tp = replicas_and_tp(mesh)
     if settings.batch_size % dp.size():
-        file.wrong("train", "batch_size", f"which does not divide by {dp.size()} replicas")
+        file.wrong("train", "batch_size", f"which is not divisible by {dp.size()} replicas")
     if hidden % tp.size():
-        file.wrong("model", "hidden", f"which does not divide by the {tp.size()} ranks of tp")
+        file.wrong("model", "hidden", f"which is not divisible by the {tp.size()} ranks of tp")
     first = dist.get_rank() == 0
     training, test = load_digits(seed)
 

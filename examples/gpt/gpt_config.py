@@ -118,4 +118,4 @@ class Config:
 
     def _divides(self, table: str, key: str, number: int, what: str) -> None:
         if self.tables[table][key] % max(number, 1):
-            self.wrong(table, key, f"which does not divide by {number} ({what})")
+            self.wrong(table, key, f"which is not divisible by {number} ({what})")
