@@ -151,7 +151,7 @@ def _table(
         ranks = stages if kind.stages_per_rank == 1 else max(1, stages // 2)
     each, rest = divmod(stages, max(1, ranks))
     if ranks < 1 or rest or not each:
-        raise ValueError(f"{stages} stages do not divide by {ranks} ranks")
+        raise ValueError(f"{stages} stages are not divisible by {ranks} ranks")
     return kind.make_table(ranks, microbatches, each)
 
 

@@ -34,7 +34,7 @@ class NamedSchedule(PipelineSchedule):
 
     Raises:
         TypeError: For arguments of another type.
-        ValueError: On all ranks, if the stages do not divide by the ranks, for an impossible
+        ValueError: On all ranks, if the stages are not divisible by the ranks, for an impossible
             number of microbatches, and if the ranks' arguments differ. Also if a rank has the wrong
             stages for the schedule.
     """
@@ -54,7 +54,7 @@ class NamedSchedule(PipelineSchedule):
         with raise_on_all_ranks(group):
             if rest or not each:
                 raise ValueError(
-                    f"num_stages is {total}, which does not divide by the {group.size()} ranks of"
+                    f"num_stages is {total}, which is not divisible by the {group.size()} ranks of"
                     f" {group}"
                 )
             table = self.make_table(group.size(), count, each)

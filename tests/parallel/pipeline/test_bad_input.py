@@ -46,7 +46,7 @@ def raised_on_all(make, message, ranks=2):
         ),
         (
             lambda: ScheduleInterleaved1F1B(stage(total=3), 4),
-            r"num_stages is 3, which does not divide by the 2 ranks of",
+            r"num_stages is 3, which is not divisible by the 2 ranks of",
         ),
         (
             lambda: ScheduleInterleaved1F1B([stage(total=4), stage(2 + dist.get_rank(), 4)], 5),
