@@ -257,7 +257,7 @@ class StageStates:
         return {**numbers, **self._arrays.layout(own)}
 
     def restore(self, tree: Tree, state: Mapping[str, Any]) -> Tree:
-        """Return ``tree`` with the values of ``state``, which must have been loaded with ``layout``.
+        """Return ``tree`` with the values of ``state``, which was loaded with ``layout``.
 
         Raises KeyError for a path that ``state`` lacks.
         """

@@ -98,7 +98,7 @@ class TreeOfParameters:
         return {path: spec for path, spec in pairs if spec is not None}
 
     def check(self, tree: Any, name: str) -> None:
-        """Raise ValueError, naming the first leaf that differs, unless ``tree`` has this structure."""
+        """Raise ValueError, naming the first different leaf, unless ``tree`` has this structure."""
         other = TreeOfParameters.of(tree)
         text = first_difference(other.lines(), self.lines())
         if text is not None:

@@ -172,7 +172,7 @@ BAD = [
         ValueError,
         "which the tree does not have; similar names: 'blocks.1.up'",
     ),
-    ({"blocks.*.up": COLUMNS, f"{UP}.w": COLUMNS}, ValueError, f"both 'blocks.*.up'"),
+    ({"blocks.*.up": COLUMNS, f"{UP}.w": COLUMNS}, ValueError, "both 'blocks.*.up'"),
     ({"head": PrepareModuleInput(Shard(1), Replicate())}, TypeError, "for 'head': a tree has no"),
     ({"head": "columns"}, TypeError, "plan['head'] must be a ParallelStyle"),
     (
