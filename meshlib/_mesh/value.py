@@ -105,6 +105,13 @@ class MeshValue:
     def __hash__(self) -> int:
         return hash((self._device_type, self.mesh_dim_names, self._ranks))
 
+    def comparable(self) -> tuple[object, ...]:
+        """Return a tuple that equals another mesh's if the meshes are equal.
+
+        Python compares it without running Python code. It takes 8 bytes for each rank.
+        """
+        return (self._device_type, self.mesh_dim_names, *self._ranks.comparable())
+
     def __copy__(self) -> Self:
         return self
 
