@@ -42,7 +42,7 @@ _PARTS_AT_ONCE = 64
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _TIMEVAL = struct.Struct("@ll")
 # The reader: no thread until the next send, the pool, one thread now, or none until resumed.
-_NOBODY, _POLL, _TURN, _PAUSED = range(4)
+_NO_READER, _POLL, _TURN, _PAUSED = range(4)
 
 
 class Receiver(Protocol):
@@ -95,7 +95,7 @@ class ChannelConnection:
         self._sending = threading.Lock()
         self._queue: deque[memoryview] = deque()
         self._state = threading.Lock()
-        self._reader = _NOBODY
+        self._reader = _NO_READER
         self._armed = self._resumed = False
         self._room = Condition()
         # TLS may hold received bytes that poll does not report.
@@ -108,7 +108,7 @@ class ChannelConnection:
     def begin(self, poll: bool) -> None:
         """Let the pool watch the connection: for its end and, with ``poll``, for frames."""
         with self._state:
-            self._reader = _POLL if poll else _NOBODY
+            self._reader = _POLL if poll else _NO_READER
             self._armed = True
             self._threads.register(self, self._events())
 
@@ -230,7 +230,7 @@ class ChannelConnection:
     def poll(self) -> None:
         """Let the pool read the connection, unless another thread does."""
         with self._state:
-            if self._reader == _NOBODY:
+            if self._reader == _NO_READER:
                 self._reader = _POLL
                 self._arm()
 
@@ -271,7 +271,7 @@ class ChannelConnection:
         except (DistError, OSError) as error:
             self._end(error)
         else:
-            self._end_turn(_NOBODY)
+            self._end_turn(_NO_READER)
 
     def ready(self, events: int) -> None:
         """Handle the events from the pool."""
@@ -357,7 +357,7 @@ class ChannelConnection:
     def _end_turn(self, reader: int) -> None:
         with self._state:
             # A sender adds to ``pending`` before it sends, and leaves the reading to this turn.
-            if reader == _NOBODY and (self.pending or not self.outgoing):
+            if reader == _NO_READER and (self.pending or not self.outgoing):
                 reader = _POLL
             if reader == _PAUSED and self._resumed:
                 reader = _POLL

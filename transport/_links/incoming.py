@@ -22,7 +22,7 @@ class IncomingMessage:
     """
 
     _lock: threading.RLock  # pyright: ignore[reportInvalidTypeForm]
-    _stir: Callable[[], None]
+    _on_change: Callable[[], None]
     src: int
     header: CallHeader
     buffer: memoryview
@@ -40,7 +40,7 @@ class IncomingMessage:
             receive, self.receive = self.receive, None  # breaks the reference cycle
             if receive is not None:
                 receive.notify()
-                self._stir()
+                self._on_change()
 
     def fail(self, error: Exception) -> None:
         """Mark the message as broken: its receiver raises ``error``."""

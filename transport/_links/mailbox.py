@@ -144,7 +144,7 @@ class Mailbox:
                     self._receives.remove(receive)
                     receive.error = lost
                     receive.notify()
-                    self._stir()
+                    self._on_change()
             self._room.notify_all()
 
     def abort(self, reason: str) -> None:
@@ -217,11 +217,11 @@ class Mailbox:
             raise CommunicatorAbortedError(str(self._lost[src]))
         receive = self._match(src, header.extra)
         if receive is not None:
-            self._stir()
+            self._on_change()
             return self._claim(receive, src, header, nbytes)
         return self._store(src, header, nbytes) if self._has_room(src, nbytes) else None
 
-    def _stir(self) -> None:
+    def _on_change(self) -> None:
         """Handle a change for a waiting receive.
 
         For subclasses whose threads do not wait on ``PendingReceive.wake``.
@@ -242,7 +242,7 @@ class Mailbox:
         memory = np.empty(nbytes, np.uint8).data if wrong else as_bytes(receive.buffer)
         # After allocating memory: if that fails, the receive must stay.
         self._receives.remove(receive)
-        incoming = IncomingMessage(self._lock, self._stir, src, header, memory)
+        incoming = IncomingMessage(self._lock, self._on_change, src, header, memory)
         incoming.receive = receive
         receive.incoming = incoming
         return incoming
@@ -258,7 +258,7 @@ class Mailbox:
 
     def _store(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage:
         incoming = IncomingMessage(
-            self._lock, self._stir, src, header, np.empty(nbytes, np.uint8).data
+            self._lock, self._on_change, src, header, np.empty(nbytes, np.uint8).data
         )
         incoming.stored = True
         incoming.serial = next(self._serials)
@@ -301,9 +301,9 @@ class Mailbox:
     def _release(self, incoming: IncomingMessage) -> None:
         """Free the memory of a stored message."""
         self._stored[incoming.src] -= incoming.buffer.nbytes
-        self._note_room()
+        self._signal_room()
 
-    def _note_room(self) -> None:
+    def _signal_room(self) -> None:
         if self._blocked:
             self._room.notify_all()
         if self.on_room is not None:
@@ -316,7 +316,7 @@ class Mailbox:
             if lost is not None:
                 raise lost
             self._receives.append(receive)
-            self._note_room()
+            self._signal_room()
             while receive.incoming is None:
                 try:
                     self._sleep(call, receive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-_NO_WAY = {
+_UNREACHABLE = {
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,
     errno.EHOSTDOWN,
@@ -20,5 +20,5 @@ def is_out_of_reach(error: object) -> bool:
     Such a peer may be alive. A peer that hangs up, or refuses a connection, has ended.
     """
     return isinstance(error, OSError) and (
-        error.errno in _NO_WAY or (isinstance(error, TimeoutError) and error.errno is None)
+        error.errno in _UNREACHABLE or (isinstance(error, TimeoutError) and error.errno is None)
     )

@@ -44,7 +44,7 @@ _UNKNOWN_NAME_SECONDS = 60.0
 _NAME_WARNING_SECONDS = 5.0
 _PAUSES = 0.002, 0.1, 1.5
 # Errors for which a retry is useless.
-_HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
+_PERMANENT = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
 
 
 def tune(sock: socket.socket) -> None:
@@ -144,11 +144,11 @@ def connect(
         except OSError as error:
             spent = time.monotonic() - begin
             unresolved = isinstance(error, socket.gaierror)
-            hopeless = error.errno in _HOPELESS and not unresolved
+            permanent = error.errno in _PERMANENT and not unresolved
             no_such_name = unresolved and error.errno != socket.EAI_AGAIN
             unknown = no_such_name and spent > _UNKNOWN_NAME_SECONDS
             gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
-            if hopeless or unknown or gone or deadline.expired:
+            if permanent or unknown or gone or deadline.expired:
                 raise DistNetworkError(
                     f"cannot connect to {format_address(host, port)}: tried for {spent:.1f} s,"
                     f" last error: {_reason(error, host)}"

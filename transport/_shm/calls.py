@@ -31,7 +31,7 @@ Check = Callable[[Call, int], None]
 complete.
 """
 
-_NOBODY = -1
+_NO_MEMBER = -1
 _NO_DTYPE = np.dtype(np.uint8)
 
 
@@ -115,8 +115,8 @@ class Calls:
         look()
         native = self.native
         number = native.waits_for
-        peer = _NOBODY
-        if number != _NOBODY:
+        peer = _NO_MEMBER
+        if number != _NO_MEMBER:
             peer = call.waiting_for = self._members[number]
         try:
             self._check(call, peer)

@@ -32,7 +32,7 @@ from transport._shm.sizes import DEFAULT_SIZES, Sizes
 from transport._shm.support import the_core
 
 _GROUP = "group"
-_NOBODY = -1
+_NO_MEMBER = -1
 
 # Read once: looking up a member of an enumeration is slow.
 _BROADCAST, _GATHER, _SCATTER = Kind.BROADCAST, Kind.GATHER, Kind.SCATTER
@@ -380,7 +380,7 @@ class ShmCommunicator(MessagingCommunicator):
         self.check_open()
         if peer in self._gone:
             raise self._cause(peer)
-        if call.deadline.expired and peer != _NOBODY:
+        if call.deadline.expired and peer != _NO_MEMBER:
             raise CommunicatorTimeoutError(
                 f"{call.header}: waited {call.deadline.seconds:g} s for"
                 f" {self.membership.describe(peer)}",

@@ -215,7 +215,7 @@ class Messages(Mailbox):
                     received = received or end.position != before
                     if end.left:
                         header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
-                        incoming = IncomingMessage(self._lock, self._stir, src, header, data)
+                        incoming = IncomingMessage(self._lock, self._on_change, src, header, data)
                         receive = PendingReceive(call, buffer, src, tag, code)
                         receive.incoming = incoming
                         ring.adopt(incoming)
@@ -314,7 +314,7 @@ class Messages(Mailbox):
                     self._receivers[peer] = self._rings[peer].end
             self._watched.add(peer)
 
-    def _stir(self) -> None:
+    def _on_change(self) -> None:
         # The waiting thread may be the carrier, which sleeps on the wakeup word.
         if self._carriers not in ([], [threading.get_ident()]):
             self._wake_carrier()

@@ -59,7 +59,7 @@ class Store(ABC):
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         """Return the answer to a command, waiting for it if necessary.
 
-        Raises the error of ``_waited_in_vain`` at the deadline.
+        Raises the error of ``_wait_error`` at the deadline.
         """
 
     def _key(self, key: str) -> bytes:
@@ -86,7 +86,7 @@ class Store(ABC):
         """Return ``timeout`` in seconds, by default the store's."""
         return self._timeout if timeout is None else to_seconds(timeout)
 
-    def _waited_in_vain(self, op: Op, missing: Sequence[bytes], deadline: Deadline) -> DistError:
+    def _wait_error(self, op: Op, missing: Sequence[bytes], deadline: Deadline) -> DistError:
         """Return the error of a wait that ended without the keys ``missing``."""
         # A wait that ended before its deadline was ended by ``end_waits``, even if that error was
         # lifted since.

@@ -144,5 +144,5 @@ class HashStore(Store):
                     self._waits.pop(waiter, None)
         self._check_open()
         if unfinished:
-            raise self._waited_in_vain(op, missing, deadline)
+            raise self._wait_error(op, missing, deadline)
         return waiter.values

@@ -89,7 +89,7 @@ class TcpCommunicator(LinkCommunicator):
             lambda: TcpEndpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
         )
         self._messages = MessageWorker(
-            self.mailbox, self._note_end, self._endpoint.attend, self._endpoint.wake
+            self.mailbox, self._record_end, self._endpoint.attend, self._endpoint.wake
         )
         if inbox is not None:
             inbox.worker = self._messages
@@ -121,9 +121,9 @@ class TcpCommunicator(LinkCommunicator):
             _close(socks)
 
         call.waiting_for = missing[0]
-        self._side_by_side(missing, dial)
+        self._dial_in_parallel(missing, dial)
 
-    def _side_by_side(self, numbers: Sequence[int], dial: Callable[[int], None]) -> None:
+    def _dial_in_parallel(self, numbers: Sequence[int], dial: Callable[[int], None]) -> None:
         """``dial`` each number in its own thread; raise the first error at once.
 
         If no thread can be started, the calling thread dials.
@@ -157,11 +157,11 @@ class TcpCommunicator(LinkCommunicator):
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is not None and src not in self._message_links:
-            self._open_towards(src, call)
+            self._open_for_receive(src, call)
         return self.mailbox.recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
-        self._note_end(peer, PeerLostError(reason, peer))
+        self._record_end(peer, PeerLostError(reason, peer))
 
     def abort(self, reason: str) -> None:
         super().abort(reason)
@@ -235,7 +235,7 @@ class TcpCommunicator(LinkCommunicator):
             sock.close()
 
         try:
-            self._side_by_side(range(1, count), dial)
+            self._dial_in_parallel(range(1, count), dial)
         except Exception:
             with self._lock:
                 unused = list(socks.values())
@@ -250,7 +250,7 @@ class TcpCommunicator(LinkCommunicator):
         if socks is None and not call.deadline.expired:
             # A peer that has left refuses the message link. Otherwise the link reports its end.
             if peer not in self._message_links:
-                notice = partial(self._notice_end, peer, Call(call.header, call.deadline))
+                notice = partial(self._watch_end, peer, Call(call.header, call.deadline))
                 try:
                     self._begin_thread(f"meshlib-tcp-dial-{peer}", notice)
                 except RuntimeError:  # no thread can be started
@@ -287,7 +287,7 @@ class TcpCommunicator(LinkCommunicator):
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
 
-    def _notice_end(self, peer: int, call: Call) -> None:
+    def _watch_end(self, peer: int, call: Call) -> None:
         """Open a message link to ``peer``, for which this rank waits, to notice its end."""
         try:
             self._message_link(peer, call)
@@ -298,7 +298,7 @@ class TcpCommunicator(LinkCommunicator):
                 self._unwatched[peer] = error
                 self._changed.notify_all()
 
-    def _open_towards(self, src: int, call: Call) -> None:
+    def _open_for_receive(self, src: int, call: Call) -> None:
         if src != self.rank and src not in self._gone:
             with suppress(PeerLostError):  # The mailbox has this error, and earlier messages.
                 self._message_link(src, call)
@@ -313,7 +313,7 @@ class TcpCommunicator(LinkCommunicator):
         except (PeerLostError, AuthenticationError) as error:
             link = self._message_links.get(peer)
             if link is not None or isinstance(error, PeerLostError):
-                self._note_end(peer, PeerLostError.of(error, peer))
+                self._record_end(peer, PeerLostError.of(error, peer))
             if link is None:
                 raise
             # The peer connected in the meantime, and left during this rank's handshake.
@@ -339,7 +339,7 @@ class TcpCommunicator(LinkCommunicator):
                 if self._opening.get(peer) == me:
                     del self._opening[peer]
                 self._changed.notify_all()
-            self._miss_if_silent(peer)
+            self._fail_if_silent(peer)
 
     def _await_opening(self, peer: int, call: Call) -> None:
         """Wait until no other thread is connecting to ``peer``. The caller holds the lock."""
@@ -360,13 +360,13 @@ class TcpCommunicator(LinkCommunicator):
         # All messages to a member use the first connection, to preserve their order.
         return self._message_links.setdefault(peer, link)
 
-    def _note_end(self, peer: int, error: PeerLostError) -> None:
+    def _record_end(self, peer: int, error: PeerLostError) -> None:
         """Record that ``peer`` has ended or refused a connection, as it does when it leaves."""
         with self._lock:
             self._ends.setdefault(peer, error)
-        self._miss_if_silent(peer)
+        self._fail_if_silent(peer)
 
-    def _miss_if_silent(self, peer: int) -> None:
+    def _fail_if_silent(self, peer: int) -> None:
         """End the waits for ``peer`` if nothing more can arrive from it.
 
         Messages may arrive while a message link is open, or is being opened: the peer may have

@@ -119,7 +119,7 @@ class TcpConnection(ABC):
             if not outgoing.done:
                 break
             queue.popleft()
-            self._note_left(outgoing)
+            self._on_sent(outgoing)
         return moved
 
     def pull(self, flags: int = NOW, limit: int = STEP_BYTES) -> bool:
@@ -173,7 +173,7 @@ class TcpConnection(ABC):
         return ready
 
     @abstractmethod
-    def _note_left(self, outgoing: FrameSend) -> None:
+    def _on_sent(self, outgoing: FrameSend) -> None:
         """Handle a frame that was sent completely."""
 
     @abstractmethod

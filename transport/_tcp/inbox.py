@@ -217,7 +217,7 @@ class MessageWorker(LinkWorker):
         moved, ended = False, None
         self.lock.acquire()
         try:
-            if not (link.watched and link.ended is None) and not self._look_at_again(link):
+            if not (link.watched and link.ended is None) and not self._may_read_again(link):
                 return False
             while link.pull() or (link.full and self._hold(link)):
                 moved = True
@@ -231,7 +231,7 @@ class MessageWorker(LinkWorker):
                 self._on_end(link.peer, ended)
         return moved
 
-    def _look_at_again(self, link: MessageLink) -> bool:
+    def _may_read_again(self, link: MessageLink) -> bool:
         """Return whether a held connection may be read again; raise if it has ended."""
         if self._links.get(link.descriptor) is not link:
             return False
@@ -356,7 +356,7 @@ class TcpMailbox(Mailbox):
             self.worker.stopped = True
             self.worker.wake()
 
-    def _stir(self) -> None:
+    def _on_change(self) -> None:
         if self.worker is not None and self.worker.asleep:
             self.worker.wake()
 

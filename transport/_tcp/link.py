@@ -147,7 +147,7 @@ class TcpLink(TcpConnection, Link):
         self.receives.clear()
         self._target = self._stripes = None
 
-    def _note_left(self, outgoing: FrameSend) -> None:
+    def _on_sent(self, outgoing: FrameSend) -> None:
         if not self.leaving:
             self.worker.leaving.pop(self, None)
         if self.window:
@@ -270,7 +270,7 @@ class FrameWorker(LinkWorker):
             raise CommunicatorAbortedError("a call that overlaps with this one has failed")
         ready: dict[TcpLink, None] | None = None
         while True:
-            if awaited is not None and not self.leaving and self._need_read_no_other(link):
+            if awaited is not None and not self.leaving and self._others_are_small(link):
                 link.receive(awaited, on_piece)
                 return
             if ready is None:
@@ -285,7 +285,7 @@ class FrameWorker(LinkWorker):
                 return
             ready = moved or self._poll(request.call, link, awaited)
 
-    def _need_read_no_other(self, link: TcpLink) -> bool:
+    def _others_are_small(self, link: TcpLink) -> bool:
         """True if the kernel's buffers can hold the next frames of all other links."""
         return len(self.receiving) == 1 or all(
             other is link or other.receives[0].into.nbytes <= SMALL_BYTES

@@ -78,10 +78,10 @@ class MessageLink(TcpConnection):
                     return
         finally:
             if not request.done:
-                self._take_back(request)
+                self._withdraw_send(request)
             self.worker.resume()  # for receivers that sleep because this thread was reading
 
-    def _take_back(self, outgoing: FrameSend) -> None:
+    def _withdraw_send(self, outgoing: FrameSend) -> None:
         """Withdraw a frame whose sender gives up. If it was sent in part, the connection ends."""
         self.worker.lock.acquire()
         try:
@@ -117,7 +117,7 @@ class MessageLink(TcpConnection):
         self.end(bare, peer_left=True)
         return PeerLostError(f"{text}: {bare}", self.peer, out_of_reach)
 
-    def _note_left(self, outgoing: FrameSend) -> None:
+    def _on_sent(self, outgoing: FrameSend) -> None:
         pass
 
     def _ahead(self) -> int:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _OUTAGE_SECONDS = 30.0
 """The longest time for which a request is retried while no member answers."""
-_LOOK_SECONDS = 10.0
+_WATCH_SECONDS = 10.0
 """The time after which a silent watch reads the key again, because its member may have died."""
 _RETRY_SECONDS = 0.02
 _KEYS_A_REQUEST = 50
@@ -179,7 +179,7 @@ class EtcdStore(Store):
         def ended() -> bool:
             return bool(self._ends) or self._last_end != earlier_end
 
-        table, waiter = Commands().waiter(op, fields, _nobody)
+        table, waiter = Commands().waiter(op, fields, _ignore)
         looked = False
         while True:
             last = deadline.expired or ended()
@@ -191,7 +191,7 @@ class EtcdStore(Store):
                 answer = waiter.values if waiter.advance(table) is None else None
                 if answer is not None and looked:
                     # A key that was read earlier may have been deleted since: read all at once.
-                    table, waiter = Commands().waiter(op, fields, _nobody)
+                    table, waiter = Commands().waiter(op, fields, _ignore)
                     looked = False
                     continue
                 looked = True
@@ -199,8 +199,8 @@ class EtcdStore(Store):
                 return answer
             missing = waiter.missing(table)
             if last:
-                raise self._waited_in_vain(op, missing, deadline)
-            look = Deadline.after(min(deadline.remaining(), _LOOK_SECONDS))
+                raise self._wait_error(op, missing, deadline)
+            look = Deadline.after(min(deadline.remaining(), _WATCH_SECONDS))
             self._client.watch(self._range(op, missing[0]).bounds, revision + 1, look, ended)
 
     def _load(
@@ -370,5 +370,5 @@ def _names(keys: Iterable[bytes]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _nobody(_waiter: Waiter) -> None:
+def _ignore(_waiter: Waiter) -> None:
     """Do nothing: this store polls its waiters itself."""

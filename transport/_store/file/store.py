@@ -23,7 +23,7 @@ from transport._waiting.spinning import Pauses
 # Pauses between two checks of the file's size. A network file system may show an old size to a
 # process without the lock, so an occasional check acquires the lock.
 _PAUSES = 0.0005, 0.005, 1.5
-_LOCKED_LOOK_SECONDS = 0.25
+_LOCKED_CHECK_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
 
 
@@ -128,18 +128,18 @@ class FileStore(Store):
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
-        table, waiter = self._log.commands.waiter(op, fields, _nobody)
+        table, waiter = self._log.commands.waiter(op, fields, _ignore)
         pauses = Pauses(*_PAUSES)
         seen, looked = -1, 0.0
         while True:
             expired = deadline.expired or bool(self._ends)
             size = self._size()
-            if size != seen or expired or time.monotonic() - looked >= _LOCKED_LOOK_SECONDS:
+            if size != seen or expired or time.monotonic() - looked >= _LOCKED_CHECK_SECONDS:
                 seen, looked = size, time.monotonic()
                 if (answer := self._try(op, fields, waiter)) is not None:
                     return answer
             if expired:
-                raise self._waited_in_vain(op, waiter.missing(table), deadline)
+                raise self._wait_error(op, waiter.missing(table), deadline)
             # Closing ends the wait.
             self._closing.wait(next_slice(pauses.next(deadline.remaining())))
 
@@ -156,5 +156,5 @@ class FileStore(Store):
             return waiter.values if waiter.advance(log.commands.table) is None else None
 
 
-def _nobody(_waiter: Waiter) -> None:
+def _ignore(_waiter: Waiter) -> None:
     """Do nothing: this store polls its waiters itself."""

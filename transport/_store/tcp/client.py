@@ -344,7 +344,7 @@ class StoreConnection:
         """Read and deliver replies until this request has its reply, or until the deadline."""
         breaker = request.breaker
         if self._received:
-            self._hand_out()  # bytes that a thread read before it was interrupted
+            self._deliver()  # bytes that a thread read before it was interrupted
         slice_ = _SLICE_SECONDS if breaker is None else _BREAKABLE_SECONDS
         while request.reply is None and (left := until - time.monotonic()) > 0:
             if breaker is not None and breaker.broken:
@@ -364,15 +364,15 @@ class StoreConnection:
             except OSError as error:
                 self._fail(f"receiving failed: {error}", is_out_of_reach(error))
                 raise self._error() from error
-            self._hand_out()
+            self._deliver()
 
-    def _hand_out(self) -> None:
+    def _deliver(self) -> None:
         """Deliver the replies received so far. The caller holds the turn."""
         received = self._received
         if sum(map(len, received)) >= self._needed:
             data = b"".join(received)
             try:
-                begin, needed = self._hand_out_from(data)
+                begin, needed = self._deliver_from(data)
             except (WireError, ValueError) as error:
                 self._fail(f"the server sent an invalid reply: {error}")
                 raise self._error() from error
@@ -383,7 +383,7 @@ class StoreConnection:
             self._fail("the server hung up")
             raise self._error()
 
-    def _hand_out_from(self, data: bytes) -> tuple[int, int]:
+    def _deliver_from(self, data: bytes) -> tuple[int, int]:
         """Deliver the complete replies in ``data``. Return the offset behind the last one, and
         the bytes needed for the next.
         """

@@ -275,7 +275,7 @@ class TCPStore(Store):
             op, fields, deadline.seconds, self._grace, self._breaker
         )
         if status == Status.TIMEOUT:
-            raise self._waited_in_vain(op, answer, deadline)
+            raise self._wait_error(op, answer, deadline)
         return answer
 
     def _will(self, key: bytes, value: bytes) -> bool:
