@@ -30,5 +30,5 @@ class Team(ABC):
     def reach(self, peers: Sequence[int], call: Call) -> None:  # noqa: B027 (where it costs nothing)
         """Start to open the links to ``peers``, all at once, where this rank is the one to connect.
 
-        Only an optimization: ``link`` opens any link that is not open yet.
+        Only an optimisation: ``link`` opens any link that is not open yet.
         """

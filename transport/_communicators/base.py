@@ -116,7 +116,7 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         self.size = membership.size
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return uninitialized memory for ``count`` elements on which this communicator's
+        """Return uninitialised memory for ``count`` elements on which this communicator's
         collectives are fastest. All members must call it with equal arguments.
 
         The default is an ordinary array.

@@ -182,7 +182,7 @@ class CupyDriver:
 
     def scratch(self, nbytes: int, device: int, stream: int) -> _CupyMemory:
         # CuPy's pool reuses freed memory only for later work on the same stream. Freeing to the
-        # pool does not synchronize, while cudaFree waits for all running work.
+        # pool does not synchronise, while cudaFree waits for all running work.
         with self.on(device, stream), _errors():
             return _CupyMemory(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
 

@@ -24,7 +24,7 @@ class DeviceCommunicator(Communicator[DeviceFlat]):
     """A communicator whose buffers are in device memory."""
 
     def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
-        """Return uninitialized memory on ``device`` on which collectives are fastest.
+        """Return uninitialised memory on ``device`` on which collectives are fastest.
 
         All members must call it with the same ``nbytes``. As with CuPy's own memory, other streams
         may still run earlier work on it. The default is ordinary device memory.

@@ -77,7 +77,7 @@ class Driver(Protocol):
         ...
 
     def create_stream(self, device: int) -> int:
-        """Return a new stream that synchronizes with no other, not even the default stream."""
+        """Return a new stream that synchronises with no other, not even the default stream."""
         ...
 
     def destroy_stream(self, stream: int, device: int) -> None:
@@ -100,7 +100,7 @@ class Driver(Protocol):
         ...
 
     def scratch(self, nbytes: int, device: int, stream: int) -> DeviceMemory:
-        """Return uninitialized memory, to be used only by work on ``stream``.
+        """Return uninitialised memory, to be used only by work on ``stream``.
 
         The caller may drop it before that work is done.
         """

@@ -223,7 +223,7 @@ class StagedCommunicator(DeviceCommunicator):
 
     def _chunks(self, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
         """Yield the bounds of the steps over ``count`` elements. Without elements, yield one empty
-        step, because empty calls also synchronize with the other members.
+        step, because empty calls also synchronise with the other members.
         """
         step = max(1, self._chunk // itemsize)
         for lo in range(0, max(count, 1), step):

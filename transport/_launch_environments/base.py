@@ -53,7 +53,7 @@ class NodePlace:
 
 
 class LaunchEnvironment(ABC):
-    """An engine, recognized by the variables that it sets.
+    """An engine, recognised by the variables that it sets.
 
     ``name`` is for messages, ``key`` for ``MESHLIB_LAUNCHER``. ``place`` and ``node`` raise
     LaunchEnvironmentError for a value that is not a number, and for values that would lead to wrong

@@ -24,7 +24,7 @@ TEXT_BYTES = 512
 
 
 def load() -> Any:
-    """Return the module ``mpi4py.MPI``, initialized with MPI_THREAD_MULTIPLE.
+    """Return the module ``mpi4py.MPI``, initialised with MPI_THREAD_MULTIPLE.
 
     Raises DistBackendError if mpi4py or an MPI library is missing, or does not support threads.
     """
@@ -40,7 +40,7 @@ def load() -> Any:
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise DistBackendError(
             "backend 'mpi' needs MPI_THREAD_MULTIPLE, because groups use their own threads; "
-            f"MPI was initialized with level {mpi.Query_thread()}"
+            f"MPI was initialised with level {mpi.Query_thread()}"
         )
     return mpi
 
@@ -158,7 +158,7 @@ def joined() -> MpiProcess:
     """Return this process' ``MpiProcess``; raise DistBackendError unless it has joined."""
     if _Joined.process is None:
         raise DistBackendError(
-            "backend 'mpi' was not initialized with the job; expected init_process_group('mpi') "
+            "backend 'mpi' was not initialised with the job; expected init_process_group('mpi') "
             "without init_method and store"
         )
     return _Joined.process

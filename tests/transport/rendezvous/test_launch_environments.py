@@ -173,7 +173,7 @@ def test_what_is_no_task_of_a_step_is_no_rank(variables: dict[str, str]) -> None
     "name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"]
 )
 def test_half_of_a_tasks_variables(name: str) -> None:
-    with pytest.raises(LaunchEnvironmentError, match=f"SLURM_STEP_ID=0 and no {name}"):
+    with pytest.raises(LaunchEnvironmentError, match=f"SLURM_STEP_ID=0 but not {name}"):
         detect({**SLURM, name: ""})
 
 

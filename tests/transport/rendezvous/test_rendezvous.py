@@ -67,7 +67,7 @@ class TestUrls:
             ("tcp://h", 0, 1, "must be tcp://host:port, got 'tcp://h"),
             ("tcp://:80", 0, 1, "must be tcp://host:port"),
             ("tcp://h:0", 0, 1, "must be tcp://host:port"),
-            ("tcp://h:99999", 0, 1, "is no URL: Port out of range"),
+            ("tcp://h:99999", 0, 1, "is not a URL: Port out of range"),
             ("tcp://h:80", -1, 2, "rank is missing"),
             ("tcp://h:80", 1, -1, "world_size is missing"),
             ("tcp://h:80", 0, 0, "world_size must be at least 1, got 0"),

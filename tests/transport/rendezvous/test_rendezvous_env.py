@@ -106,7 +106,7 @@ class TestAlone:
         (record,) = caplog.records
         cause = "MESHLIB_LAUNCHER=none" if way == "env://" else "'solo://'"
         assert record.getMessage() == (
-            f"a world of one, as {cause} asks for: no other process takes part"
+            f"a world of one, requested by {cause}: no other process takes part"
         )
 
     @pytest.mark.parametrize("place", [(1, 1), (0, 2)])
