@@ -208,7 +208,7 @@ class TestOverride:
 
     def test_an_engine_that_is_not_there(self) -> None:
         for find in (detect, lambda variables: list(detect_nodes(variables))):
-            with pytest.raises(LaunchEnvironmentError, match="openmpi, and Open MPI has not"):
+            with pytest.raises(LaunchEnvironmentError, match="openmpi, but Open MPI has not"):
                 find({**SLURM, "MESHLIB_LAUNCHER": "openmpi"})
 
     def test_an_unknown_engine(self) -> None:

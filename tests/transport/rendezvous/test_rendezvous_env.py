@@ -129,7 +129,7 @@ class TestImpliedAddress:
             env.setenv(name, value)
 
     def test_a_secret_is_needed_and_the_command_is_named(self) -> None:
-        with pytest.raises(LaunchEnvironmentError, match=r"meet at 192.0.2.1.*`meshlib secret`"):
+        with pytest.raises(LaunchEnvironmentError, match=r"connect to 192.0.2.1.*`meshlib secret`"):
             meet("env://")
 
     def test_rank_0_has_to_be_there(self, env: pytest.MonkeyPatch) -> None:
