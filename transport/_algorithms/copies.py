@@ -40,7 +40,7 @@ def dissemination_barrier(team: Team, call: Call) -> None:
 
 
 def chain_broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
-    """Copy ``root``'s ``buffer`` to all members, in segments if the group has more than two."""
+    """Copy ``root``'s ``buffer`` to all members, in segments if there are more than two."""
     size = team.size
     place = (team.rank - root) % size
     behind = team.link((team.rank - 1) % size, call) if place else None

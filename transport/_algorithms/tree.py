@@ -37,7 +37,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
 
 
 def doubling_all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Do the same as ``all_reduce`` for a power of two of members, in half as many steps."""
+    """Do the same as ``all_reduce`` in half as many steps. Needs a power of two of members."""
     arriving = team.scratch.flat(ARRIVING, buffer.dtype, buffer.size)
     own, received = as_bytes(buffer), as_bytes(arriving)
     distance = 1

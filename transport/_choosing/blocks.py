@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class ChunkRange(NamedTuple):
-    """The chunks from ``first`` upper_ranks to, but not including, ``stop``."""
+    """The chunks from ``first`` up to, but not including, ``stop``."""
 
     first: int
     stop: int

@@ -2,9 +2,9 @@
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-A call on these buffers is only queued on a stream, and runs on after it returned. It starts after
-all work that was on the array's own stream when the call was issued (``StreamOrder.begin``). Later
-work waits for its ``Completion``. A host thread waits only if the user requests it.
+A call on these buffers only queues its work on a stream, and returns. The work starts after all
+work that was on the array's own stream when the call was issued (``StreamOrder.begin``). Later work
+waits for the call's ``Completion``. A host thread waits only if the user requests it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copying collectives on two levels: data for all members of a host crosses the network once.
 
-Every call begins with a step among the members of each host, even without data to exchange. There
-members detect a mismatched call; otherwise they could wait for each other on different levels.
+Every call begins with a step among the members of each host, even without data to exchange. This
+step detects mismatched calls; without it, members could wait for each other on different levels.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Copies(Levels):
         return [(self.whole.link(member, call), member) for member in members]
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        # Pairwise between hosts: members receive different bytes, so a second level saves none.
+        # Pairwise between hosts: every member gets different bytes, so two levels would save none.
         near = [[parts[member] for member in self.local] for parts in (outputs, inputs)]
         self.inside.all_to_all(call, *near)
         targets = [member for _, member in self._links_elsewhere(self.rank, call)]

@@ -74,7 +74,7 @@ class Reductions(Levels):
             if not same:
                 store(result, total)
             return
-        # The sum is rounded before the all-gather, which halves the bytes of that half.
+        # Rounding the sum before the all-gather makes its frames smaller.
         bounds = [part_bounds(total.size, across.size, host) for host in range(across.size)]
         totals = [total[start:stop] for start, stop in bounds]
         results = [result[start:stop] for start, stop in bounds]

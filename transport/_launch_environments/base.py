@@ -38,7 +38,8 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """The place of a node's agent (one ``meshrun`` on each node) as given by its engine, or None.
+    """The place of a node's agent, its only ``meshrun``, as given by its engine; None where the
+    engine does not set a value.
 
     ``nodes`` is ``"4"`` or ``"2:4"``; ``ranks`` is a value of ``--nproc-per-node``.
     """

@@ -90,7 +90,7 @@ def detect_nodes(variables: Variables | None = None) -> Iterator[NodePlace]:
 
 
 def engine_restarts(variables: Variables | None = None) -> int:
-    """Return how often the engine has restarted the whole job; 0 if its variables do not tell."""
+    """Return how often the engine has restarted the whole job; 0 if unknown."""
     variables = os.environ if variables is None else variables
     names = environment.ENGINE_RESTARTS, "SLURM_RESTART_COUNT"
     return next((count for name in names if (count := number_in(variables, name))), 0)

@@ -1,4 +1,4 @@
-"""KeyboardInterrupt only where the library waits or returns to the program.
+"""Deferral of Ctrl-C until the library waits or returns to the program.
 
 Python raises KeyboardInterrupt in the main thread between any two bytecodes, for example just after
 the thread has acquired a lock or read another thread's message. No code can stay consistent under

@@ -20,7 +20,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.064
 class SpinWait:
     """Polls for an event before the waiting thread sleeps. One thread at a time may use it.
 
-    Sleeping and waking takes longer than most small calls. The kernel also tends to wake a rank on
+    Sleeping and waking take longer than most small calls. The kernel also tends to wake a rank on
     its waker's core, where the two then delay each other. Polling holds the GIL and a core, so it
     is brief and yields the core between polls. (``transport/_native/engine/waiting.c`` polls shared
     memory without the GIL.)

@@ -69,7 +69,7 @@ class WindowService:
         self._windows: dict[int, MappedMemory] = {}
         self._numbers = itertools.count(1)
         self._settling = threading.Lock()
-        """Makes either the reply or the timeout of a request win."""
+        """Decides the race between a request's reply and its timeout."""
         self._lost: dict[int, str] = {}
         """The reasons by lost member. Frames sent to a lost member may not have arrived."""
         own = replace(
