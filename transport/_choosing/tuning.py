@@ -40,7 +40,7 @@ class TransportTuning:
         """Return the tuning in JSON objects; the keys of ``thresholds`` are numbers of ranks."""
         tables = {int(ranks): Thresholds(**table) for ranks, table in thresholds.items()}
         if tables and min(tables) < 1:
-            raise ValueError(f"thresholds are by number of ranks, got {min(tables)}")
+            raise ValueError(f"thresholds are for 1 or more ranks, got {min(tables)}")
         for name, value in (cost or {}).items():
             if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}, expected a positive number")

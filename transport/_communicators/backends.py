@@ -104,7 +104,7 @@ def register(name: str, factory: CommunicatorFactory | str, devices: Sequence[st
         )
     key = name.lower()
     if key in available():
-        raise ValueError(f"backend {name!r} is registered already; expected a new name")
+        raise ValueError(f"backend {name!r} is already registered; expected a new name")
     _ENTRIES[key] = BackendEntry(key, factory, tuple(devices))
 
 

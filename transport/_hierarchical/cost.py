@@ -104,7 +104,7 @@ def phases(kind: Kind, nbytes: int, shape: Shape) -> list[CollectivePhase]:
                 CollectivePhase(False, kind, ranks * nbytes, turns=ranks),
             ]
         case _:
-            raise ValueError(f"no phases are known of {kind.name}")
+            raise ValueError(f"{kind.name} has no phases")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class InprocLink(Link):
         except FrameQueueCut:
             raise self._gone_error() from None
         if not taken:
-            raise waited_for(call, self.peer, self._name, "to take data")
+            raise waited_for(call, self.peer, self._name, "to receive data")
         call.waiting_for = None
 
     def receive(self, call: Call, into: memoryview, tag: int, on_piece: OnPiece | None) -> None:

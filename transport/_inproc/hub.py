@@ -39,7 +39,7 @@ class InprocHub:
                     members.clear()
             if membership.rank in self._joined:
                 raise ValueError(
-                    f"rank {membership.rank} of group {membership.group!r} has joined already;"
+                    f"rank {membership.rank} of group {membership.group!r} has already joined;"
                     " expected one communicator for each rank"
                 )
             self._joined.add(membership.rank)

@@ -115,7 +115,7 @@ class MpiProcess:
                 self._agreed_tags += 1
         tag = 2 * agreed
         if tag + 1 > self._largest:
-            raise DistBackendError(f"MPI has no tags left: it allows {self._largest}")
+            raise DistBackendError(f"MPI has no tags left; its largest tag is {self._largest}")
         return tag
 
     def abandon(self, requests: Requests, buffer: object) -> None:

@@ -105,7 +105,7 @@ class MpiLink(Link):
 
     def finish_send(self, call: Call, frame: MpiFrame) -> None:
         """Wait until the frame's memory may be reused."""
-        self._wait(call, frame.requests, "to take data")
+        self._wait(call, frame.requests, "to receive data")
 
     def receive(self, awaited: _MpiReceive, on_piece: OnPiece | None) -> None:
         """Receive the posted frames in order, up to and including ``awaited``."""

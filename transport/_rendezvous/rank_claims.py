@@ -90,6 +90,6 @@ def claim_rank(
 
 def _explain(rank: int, world_size: int, holder: bytes) -> str:
     if rank >= world_size:
-        return f"world_size={world_size} processes have joined already; this one is too many"
+        return f"world_size={world_size} processes have already joined; this one is too many"
     name = holder.decode(errors="replace").rpartition(" ")[0]
-    return f"rank {rank} has joined already, as {name}; or an earlier job has not ended here"
+    return f"rank {rank} has already joined, as {name}, or an earlier job has not ended here"

@@ -57,7 +57,7 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
         raise TypeError(f"handler must be callable, got {type(handler).__name__}: {handler!r}")
     key = scheme.lower()
     if key in _HANDLERS:
-        raise ValueError(f"scheme {scheme!r} is registered already; expected a new one")
+        raise ValueError(f"scheme {scheme!r} is already registered; expected a new one")
     _HANDLERS[key] = handler
 
 

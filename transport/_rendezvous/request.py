@@ -108,10 +108,10 @@ def with_place(url: str, rank: int, world_size: int) -> str:
         if number == -1:
             continue
         if number < -1:
-            raise ValueError(f"{name} must be >= 0, or -1 for not given; got {number}")
+            raise ValueError(f"{name} must be >= 0, or -1 if not given; got {number}")
         if query.setdefault(name, str(number)) != str(number):
             raise ValueError(
-                f"{name}={number} was given, and {name}={query[name]} in {url!r}; expected one"
+                f"{name}={number} contradicts {name}={query[name]} in {url!r}; expected only one"
             )
     text = urlencode(query)
     return f"{base}?{text}" if text else base

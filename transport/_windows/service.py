@@ -220,7 +220,7 @@ class WindowService:
             number, offset, nbytes, code, op, compares, wakes = _HEAD.unpack(head)
             memory = self._windows[number]
             if offset + nbytes > memory.data.nbytes:
-                raise ValueError(f"{nbytes} bytes at {offset} of {memory.data.nbytes}")
+                raise ValueError(f"{nbytes} bytes at {offset} exceed {memory.data.nbytes} bytes")
             match frame.kind:
                 case _WindowOp.PUT if len(values) == nbytes:
                     memory.put(None, offset, values)
@@ -233,7 +233,7 @@ class WindowService:
                     else:
                         memory.combine(None, offset, code, op, new, bool(wakes))
                 case _:
-                    raise ValueError(f"a frame of kind {frame.kind} with {len(values)} bytes")
+                    raise ValueError(f"unexpected kind {frame.kind} or size {len(values)}")
         except Exception as error:  # The thread must survive any bad frame, to serve other peers.
             raise ConnectionError(f"a peer's request on a window is invalid: {error!r}") from error
         if frame.flags & _REPLIES:
@@ -313,4 +313,4 @@ class RemoteMemory:
 
 
 def _log_error(error: BaseException) -> None:
-    _LOGGER.error("a thread of a window raised", exc_info=error)
+    _LOGGER.error("a window's thread raised an exception", exc_info=error)
