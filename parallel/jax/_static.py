@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 
 from meshlib import DeviceMesh
+from meshlib.extend import mesh_key
 
 _Node = TypeVar("_Node")
 
@@ -36,7 +37,7 @@ class Static(tuple[Any, ...]):
 
 def _comparable(value: Any) -> Any:
     if isinstance(value, DeviceMesh):
-        return value.comparable()
+        return mesh_key(value)
     if dataclasses.is_dataclass(value):
         fields = (getattr(value, field.name) for field in dataclasses.fields(value))
         return (type(value).__qualname__, *map(_comparable, fields))
