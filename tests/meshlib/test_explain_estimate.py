@@ -106,7 +106,7 @@ def test_the_page_shows_what_is_printed(tmp_path, monkeypatch, capsys):
         ),
         (["none.py", "train.toml"], "none.py: No such file or directory"),
         (["sizes.py", "train.toml"], "sizes.py has no function make_step(file, mesh)"),
-        (["empty.py", "train.toml"], "the step returned None; expected a dict of what the rank"),
+        (["empty.py", "train.toml"], "the step returned None; expected a dict of the rank"),
         (["train.py", "train.toml", "--over", "dp=2"], "dim 'tp' is not there; expected one of dp"),
         (["train.py", "train.toml", "--rank", "4"], "rank 4 is not there; expected 0 to 3"),
         (["train.py"], "the following arguments are required: FILE"),

@@ -198,7 +198,7 @@ def grid_of(document: Mapping[str, Any], name: str) -> ChunkGrid:
 
 def _lengths(value: Any, *, least: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(n) is int and n >= least for n in value):
-        raise ValueError(f"got {_short(value)}; expected integers of at least {least}")
+        raise ValueError(f"{_short(value)} is not a list of integers >= {least}")
     return tuple(value)
 
 

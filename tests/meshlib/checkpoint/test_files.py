@@ -136,7 +136,7 @@ def grow(path):
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (flip, "was changed: its checksum is another one"),
+        (flip, "was changed: its checksum does not match"),
         (cut, "is torn: it has 97 bytes, not 100"),
         (grow, "is torn: it has 101 bytes, not 100"),
         (lambda path: path.unlink(), "is missing"),

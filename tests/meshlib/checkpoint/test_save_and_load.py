@@ -366,7 +366,9 @@ def test_a_folder_that_is_not_the_same_on_all_ranks(tmp_path):
     def program():
         # As a path on each host's own disk.
         own = tmp_path / str(dist.get_rank())
-        with pytest.raises(CheckpointError, match=r"rank 1 has written step-1/.*, but rank 0 find"):
+        with pytest.raises(
+            CheckpointError, match=r"rank 1 has written step-1/.*, but rank 0 does not find"
+        ):
             save(own, {"x": ones((4,), Sharding(mesh, P("a")))}, step=1)
         assert latest_step(own) is None
 

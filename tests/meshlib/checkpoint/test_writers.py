@@ -90,7 +90,7 @@ def test_a_job_that_is_overtaken_publishes_nothing(tmp_path, slow, monkeypatch, 
     go_on.set()
     error = overtaken()
     assert isinstance(error, CheckpointError)
-    assert "step-1 was removed while it was written" in str(error)
+    assert "step-1 was removed or published by another job" in str(error)
     assert load(path)["x"].tolist() == load(path)["y"].tolist() == [2, 2, 2]
     # What it wrote after that goes with the next save.
     save(path, STATES[0], step=5)

@@ -67,7 +67,7 @@ def test_the_table_has_those_beside_a_tangle_too():
     rows = [line.split() for line in text.splitlines()[1:]]
     assert [row[0] for row in rows] == ["rank", "0", "1", "2", "3"]
     assert rows[3][1] == "call"
-    assert "in no call" in text.splitlines()[-1]
+    assert "not blocked in a call" in text.splitlines()[-1]
 
 
 def both_raise(program, size=2):

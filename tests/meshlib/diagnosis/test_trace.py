@@ -233,12 +233,12 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert "no flight records" in printed
-    assert "meshrun --log-dir DIR keeps" in printed
+    assert "meshrun --log-dir DIR saves" in printed
     assert main([str(tmp_path / "none")]) == 2
-    assert "none is not a folder; meshrun --log-dir DIR keeps" in capsys.readouterr().err
+    assert "none is not a folder; meshrun --log-dir DIR saves" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([])
-    assert "DIR is missing: meshrun --log-dir DIR keeps" in capsys.readouterr().err
+    assert "DIR is missing: meshrun --log-dir DIR saves" in capsys.readouterr().err
     (tmp_path / "rank0.json").write_text("{}")
     assert main([str(tmp_path)]) == 2
     assert "rank0.json: not a flight record" in capsys.readouterr().err

@@ -99,7 +99,7 @@ def test_the_only_job_is_meant(jobs):
         find(None)
     jobs("20260101-a", "train.py")
     assert find(None).name == "20260101-a"
-    with pytest.raises(ValueError, match=r"no job .* called 'x'; expected one of .*train.py"):
+    with pytest.raises(ValueError, match=r"no running job matches 'x'; expected one of .*train.py"):
         find("x")
 
 
