@@ -217,7 +217,7 @@ class Parameter:
         self._end_use()
 
     def accumulate_matmul(self, left: Array, right: Array) -> None:
-        """Call ``accumulate_grad(left @ right)``, computed directly in ``grad_home`` if possible."""
+        """Call ``accumulate_grad(left @ right)``, computed in ``grad_home`` if possible."""
         if (
             self.requires_grad
             and self.grad is None

@@ -102,9 +102,7 @@ def test_bad_arguments():
         SGD([{"params": [p], "learning_rate": 1}])
     with pytest.raises(TypeError, match="ndarray"):
         SGD([p, np.ones(1)])
-    with pytest.raises(
-        ValueError, match=r"groups of \[1\] parameters, but this optimizer has groups of \[2\]"
-    ):
+    with pytest.raises(ValueError, match=r"groups of \[1\] parameters, but this .* of \[2\]"):
         SGD([p, Parameter(np.ones(1))]).load_state_dict(SGD([p]).state_dict())
 
 
