@@ -100,7 +100,7 @@ class PostLocalSGDState:
         process_group: All replicas, for the first steps; None: the default group.
         subgroup: The replicas over which gradients are averaged later, such as
             ``mesh["dp_shard"]``, the ranks of one host.
-        start_localSGD_iter: The number of first steps that average over all replicas.
+        start_localSGD_iter: The number of initial steps that average over all replicas.
         post_local_gradient_allreduce: After these steps, average gradients over the subgroup
             (True) or do not average (False).
 
@@ -146,7 +146,7 @@ class PowerSGDState:
         process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
         matrix_approximation_rank: The rank r of the approximation. 1 to 4 are common; a larger r
             is closer to the average.
-        start_powerSGD_iter: The number of first steps without compression, which harms early
+        start_powerSGD_iter: The number of initial steps without compression, which harms early
             gradients most.
         min_compression_rate: Compress a gradient only if this makes it smaller by this factor.
         use_error_feedback: Add the error of earlier steps to each gradient. Needs an array of the
@@ -397,7 +397,7 @@ def _then_wait_for(
     def begin(done: Future[Any]) -> None:
         try:
             callback(done).add_done_callback(settle)
-        except Exception as error:  # noqa: BLE001 (it becomes the outcome)
+        except Exception as error:  # noqa: BLE001 (it becomes the result)
             result.set_exception(error)
 
     future.add_done_callback(begin)

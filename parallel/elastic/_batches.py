@@ -67,8 +67,8 @@ class ElasticBatches:
     """An endless order of samples, cut into batches for steps and shares for ranks.
 
     The order consists of passes. Each pass has every sample once, in another order. A batch begins
-    at a cursor, the number of samples used before, which only commits change. So, over any history
-    of losses and joins, each pass uses each sample exactly once.
+    at a cursor, the number of samples used before, which changes only when a step is committed. So,
+    over any history of losses and joins, each pass uses each sample exactly once.
 
     Args:
         length: The number of samples.

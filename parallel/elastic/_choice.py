@@ -19,7 +19,7 @@ RankArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """One member's number of ``committed`` steps, and of the samples that they used (``cursor``).
+    """One member's numbers of ``committed`` steps and of samples used by them (``cursor``).
 
     ``voted`` is 0, or the number of samples in a step for which the member has voted but does not
     know the result. A ``fresh`` member has no state, and its numbers are ignored.

@@ -57,7 +57,7 @@ class Casting:
 
     @contextmanager
     def _lowered(self) -> Generator[None]:
-        # New copies each time, because an optimizer may have stepped, and to save memory.
+        # The copies are not kept, because an optimizer may step, and to save memory.
         before = [(p, p.data, p.other_grad_dtype) for p in _computed_in(self.module)]
         copies = [own.astype(self.dtype, copy=False) for _, own, _ in before]
         for (parameter, _, _), copy in zip(before, copies, strict=True):

@@ -186,7 +186,10 @@ class ContextStore:
             self._send_release(rank, id, informed)
 
     def _send_release(self, rank: int, id: int, informed: frozenset[int]) -> None:
-        """End a context on a worker; if that fails, on all, as only that one knew its callees."""
+        """End a context on a worker. If the call fails, end it on all workers.
+
+        Only the called worker knows the workers that it has called itself.
+        """
 
         def on_done(done: rpc.Future[Any]) -> None:
             if done.exception() is not None:

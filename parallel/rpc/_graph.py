@@ -72,7 +72,7 @@ class ReceivedNode(Node):
 
 
 class Sink(Node):
-    """A value of a function that JAX differentiates, which takes the gradient from here."""
+    """A value of a function that JAX differentiates; stores the gradient for JAX."""
 
     def __init__(self) -> None:
         super().__init__()

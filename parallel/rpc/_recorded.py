@@ -16,8 +16,7 @@ class Recorded:
     ``dist_autograd.forward`` and recorded calls return these. ``value`` is the array itself,
     without its history. Recorded values may be passed to ``forward`` (including decorated
     ``function``s), to ``backward``, and in remote calls and their results. ``float`` converts a
-    loss to a number. JAX and NumPy raise TypeError, because using it as an array would silently
-    lose the gradient.
+    loss to a number. A use as an array, which would silently lose the gradient, raises TypeError.
     """
 
     __slots__ = ("context", "edge", "value")

@@ -126,9 +126,9 @@ def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool
 
 
 def sequence_dim(layout: object, name: str) -> int | None:
-    """Return the dim along which ``layout`` is split; None if it is whole (also for None).
+    """Return the dim of a ``Shard``, or None if ``layout`` is ``Replicate`` or None.
 
-    Raises TypeError, naming ``name``, for another value than ``Shard`` or ``Replicate``.
+    Raises TypeError, naming ``name``, for any other value.
     """
     if isinstance(layout, Shard):
         return layout.dim

@@ -250,7 +250,7 @@ def test_a_state_of_another_order_is_refused():
         (LengthGroupedSampler(lengths, 20, 1, 0), grouped, "group_size was 10 and is now 20"),
         (LengthGroupedSampler(lengths[::-1], 10, 1, 0), grouped, "lengths was CRC-32 .* now"),
         (WeightedDistributedSampler(lengths + 1, 40, 1, 0), weighted, "weights was CRC-32"),
-        (DistributedSampler(40, 1, 0), weighted, "weights was .* and is not given now"),
+        (DistributedSampler(40, 1, 0), weighted, "weights was .* and is now not given"),
         (grouped, DistributedSampler(40, 1, 0), "group_size was not given and is now 10"),
     ):
         with pytest.raises(ValueError, match=f"cannot resume: {text}"):
