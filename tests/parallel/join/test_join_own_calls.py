@@ -132,7 +132,7 @@ def test_a_group_that_a_rank_without_inputs_does_not_know_is_said():
             if dist.get_rank() == 0:
                 dist.new_group([0, 1]).all_reduce(np.ones(1))
 
-    with pytest.raises(RankError, match=r"ranks \[0\] call all_reduce on a group that rank 1 has"):
+    with pytest.raises(RankError, match=r"ranks \[0\] call all_reduce on a group that rank 1, "):
         run_ranks(job, 2)
 
 

@@ -171,7 +171,7 @@ def test_wrong_uses_are_named():
             ((optax.sgd, [3]), TypeError, r"params_rref\[0\] must be an RRef"),
             ((optax.sgd, []), ValueError, "params_rref is empty"),
             ((optax.sgd, [rpc.remote(1, list)], 0.1), TypeError, "got objects of"),
-            ((optim.SGD, [w]), TypeError, r"is SGD, and .* to Weights; .*optax.adam"),
+            ((optim.SGD, [w]), TypeError, r"is SGD, but .* to Weights; .*optax.adam"),
         ):
             with pytest.raises(error, match=words):
                 DistributedOptimizer(*wrong)
@@ -192,7 +192,7 @@ def test_second_derivatives_and_derivatives_in_no_context_are_refused():
         with pytest.raises(RuntimeError, match="outside of any autograd context"):
             jax.grad(loss)(x)
         with dist_autograd.context():
-            with pytest.raises(NotImplementedError, match="a second derivative was taken"):
+            with pytest.raises(NotImplementedError, match="was differentiated twice"):
                 jax.grad(lambda x: jnp.sum(jax.grad(loss)(x)))(x)
             with pytest.raises(NotImplementedError, match=r"rpc\.remote\(\) was called"):
                 jax.grad(lambda x: rpc.remote(1, scaled, (w, x)))(x)

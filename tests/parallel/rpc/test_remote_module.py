@@ -103,7 +103,7 @@ def test_microbatches_overlap_and_what_is_not_used_is_forgotten():
                 found = rpc.rpc_sync(rref.owner(), gradients_of, (rref, context_id))
                 for actual, parameter in zip(found, local.parameters(), strict=True):
                     np.testing.assert_allclose(actual, parameter.grad, rtol=1e-12, atol=1e-15)
-            with pytest.raises(RuntimeError, match="of CrossEntropyLoss before"):
+            with pytest.raises(RuntimeError, match="forward pass of CrossEntropyLoss"):
                 dist_autograd.backward(context_id, losses[:1])
         rref = first.get_module_rref()
         rpc.rpc_sync(1, wait_until_forgotten, (context_id,))

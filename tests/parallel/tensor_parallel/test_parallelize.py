@@ -244,7 +244,7 @@ def test_wrong_plans_are_refused_before_anything_happens():
 def test_wrong_layouts_are_refused_where_the_style_is_made():
     with pytest.raises(TypeError, match=r"input_layouts must be Replicate\(\) or Shard\(dim\)"):
         ColwiseParallel(input_layouts=Partial())
-    with pytest.raises(TypeError, match=r"output_layouts must be Replicate\(\) or None"):
+    with pytest.raises(TypeError, match=r"output_layouts must be Replicate\(\), or None"):
         ColwiseParallel(output_layouts=Shard(1))
     with pytest.raises(ValueError, match=r"Shard\(dim=1\) cannot become .*Shard\(dim=0\)"):
         PrepareModuleInput(Shard(1), Shard(0))
