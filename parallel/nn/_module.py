@@ -39,10 +39,10 @@ Work = Callable[[], object]
 class Module:
     """The base of all layers and models.
 
-    Parameters, buffers and child modules are attributes of the instance. The order of registration,
-    as in ``named_parameters``, is the order of their first assignment. A subclass calls
-    ``super().__init__()`` first, and implements ``forward`` and ``backward``, which save and
-    restore data with ``save_for_backward`` and ``saved``.
+    Parameters, buffers and child modules are attributes of the instance, registered in the order of
+    their first assignment. A subclass calls ``super().__init__()`` first, and implements
+    ``forward`` and ``backward``, which save and restore data with ``save_for_backward`` and
+    ``saved``.
     """
 
     _deferred: list[Work] | None = None

@@ -103,7 +103,7 @@ class Parameter:
 
     ``data`` is the array. ``grad`` is None or an array of its shape and dtype; each backward pass
     adds to it. ``requires_grad=False`` freezes the parameter, and drops its gradients. ``name`` is
-    a label for messages; paths are those of ``Module.named_parameters``.
+    a label for messages; ``Module.named_parameters`` yields the paths.
 
     **When a gradient is complete.** In forward, a module announces each use of a parameter
     (``expect_grad``). In backward, it calls ``accumulate_grad`` once for each use. When no

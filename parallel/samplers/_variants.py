@@ -32,8 +32,8 @@ class WeightedDistributedSampler(DistributedSampler):
         drop_last: Omit the last draws instead of repeating the first.
         mesh: The replicas, instead of the two numbers.
 
-    Shares, epochs and state are those of ``DistributedSampler``: the state resumes the same draws
-    on any number of replicas.
+    Shares and epochs are the same as with a ``DistributedSampler``. The state resumes the same draws on any
+    number of replicas.
 
     Raises:
         ValueError: For other weights or no samples, and the errors of ``DistributedSampler``.
@@ -100,7 +100,7 @@ class LengthGroupedSampler(DistributedSampler):
         drop_last: Omit the last samples instead of repeating the first.
         mesh: The replicas, instead of the two numbers.
 
-    Shares, epochs and state are those of ``DistributedSampler``.
+    Shares, epochs and state are the same as with a ``DistributedSampler``.
 
     Raises:
         ValueError: If lengths are not a vector, for a group_size below 1, and the errors of

@@ -35,9 +35,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     Each parameter has one owner, a rank that stores its state and updates it in ``step``. Then the
     ranks exchange the updated parameters, by one all-gather for each dtype. Parameters are not
-    split, so the shares are only as even as the parameters' sizes allow. The results are bitwise
-    equal to those of ``optimizer_class``, if it updates each parameter independently (clip by a
-    global norm before ``step``).
+    split, so the shares are only as even as the parameters' sizes allow. ``optimizer_class`` alone
+    computes bitwise equal results, if it updates each parameter independently (clip by a global
+    norm before ``step``).
 
     For pytrees and optax, use ``ZeroRedundancyOptax``.
 
