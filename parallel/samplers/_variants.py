@@ -32,8 +32,8 @@ class WeightedDistributedSampler(DistributedSampler):
         drop_last: Omit the last draws instead of repeating the first.
         mesh: The replicas, instead of the two numbers.
 
-    Shares and epochs are the same as with a ``DistributedSampler``. The state resumes the same draws on any
-    number of replicas.
+    Shares and epochs are the same as with a ``DistributedSampler``. The state resumes the same
+    draws on any number of replicas.
 
     Raises:
         ValueError: For other weights or no samples, and the errors of ``DistributedSampler``.
