@@ -103,7 +103,7 @@ def enter(world: World, change: Change) -> None:
         return
     stand_by(world, epoch.number)
     why = change.missing.get(rank, "has no place in it")
-    raise RankFailedError(f"rank {rank} is left out of epoch {epoch.number}: it {why}", rank)
+    raise RankFailedError(f"rank {rank} is excluded from epoch {epoch.number}: it {why}", rank)
 
 
 def stand_by(world: World, number: int) -> None:
