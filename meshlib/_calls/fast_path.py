@@ -40,7 +40,7 @@ class FastPath(Protocol):
         ...
 
     def open(self, what: CallSpec, seconds: float, /) -> Any:
-        """Number and record the call, and let Python run it; return its result, or NotImplemented."""
+        """Number and record a call that Python runs; return its result, or NotImplemented."""
         ...
 
 

@@ -26,7 +26,7 @@ def gradients_kept_by() -> Callable[[], Any] | None:
 
 
 def find_world() -> World | None:
-    """Return this thread's World, otherwise, unless the thread is a rank, the process's, or None."""
+    """Return this thread's World, else (unless the thread is a rank) the process's, or None."""
     if not Current.in_threads:
         return Current.process
     return current.thread or (Current.process if thread_rank() is None else None)

@@ -48,7 +48,7 @@ def _leave(*_: object) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open descriptors 0, 1 and 2 on the null device if closed, so that no pipe gets their number."""
+    """Open closed standard descriptors on the null device, so that no pipe gets their numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

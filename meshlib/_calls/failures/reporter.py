@@ -123,7 +123,7 @@ class Reporter:
         return Abort(group.id, kind.__name__, message, lost)
 
     def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
-        """Return the error class to raise on all members for ``error``, and the lost rank, if any."""
+        """Return the error class for all members for ``error``, and the lost rank, if any."""
         if isinstance(error, HeaderMismatchError):
             return CollectiveMismatchError, None
         if isinstance(error, CommunicatorTimeoutError):

@@ -174,7 +174,7 @@ class Agreement:
         return found
 
     def _probe(self, ranks: Sequence[int]) -> None:
-        """Query ``ranks``, and record those that do not answer. Watchers answer even during a call."""
+        """Query ``ranks``; record those that do not answer. Watchers answer even during a call."""
         ticket = os.urandom(8).hex()
         publish(self._store, Query(self._name, 0, ticket))
         deadline = Deadline.after(LIFE_SECONDS)

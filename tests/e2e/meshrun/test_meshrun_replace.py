@@ -81,7 +81,7 @@ def test_ranks_and_nodes_come_for_lost_ones_over_several_nodes(meshrun, free_por
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--replace", "0"), "--replace 0 replaces nobody: expected a number from 1 on, or --on-f"),
+        (("--replace", "0"), "--replace 0 replaces no rank: expected a number from 1 on, or"),
         (("--spares", "1", "--on-failure", "stop"), "--spares 1 and --on-failure stop were both"),
     ],
 )
