@@ -75,7 +75,7 @@ class Work(Generic[T]):
         """Wait until the call has ended; return True or raise its exception.
 
         ``timeout`` (seconds or "30s") limits this wait, not the call, which has its own deadline.
-        When it passes, ``wait`` raises ``WaitTimeoutError`` and the call goes on. None and 0 mean
+        When it passes, ``wait`` raises ``WaitTimeoutError`` and the call continues. None and 0 mean
         no limit, as in c10d.
         """
         bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
@@ -211,11 +211,11 @@ def collect_all(works: Any) -> Any:
 
 
 def _collect_futures(futures: Sequence[Future[T]]) -> Future[list[Future[T]]]:
-    whole = joint(futures)
-    note = after(len(futures), lambda: whole.set_result(list(futures)))
+    combined = joint(futures)
+    note = after(len(futures), lambda: combined.set_result(list(futures)))
     for future in futures:
         future.add_done_callback(note)
-    return whole
+    return combined
 
 
 def _collect_works(works: Sequence[Work[T]]) -> Work[list[T]]:
@@ -240,8 +240,8 @@ def when_all(
         for part in parts:
             part.exception()
 
-    # Continuations of the whole run on the continuation stream, so that no part waits for them.
-    whole: Work[T] = Work(
+    # Its continuations run on the continuation stream, so that no part waits for them.
+    combined: Work[T] = Work(
         describe,
         mark_seen,
         parts[0]._continuations if parts else None,
@@ -253,16 +253,16 @@ def when_all(
             for part in parts:
                 if part._exception is not None:
                     raise part._exception
-            finish(whole, make(), _Ends(parts))
+            finish(combined, make(), _Ends(parts))
         except BaseException as error:  # noqa: BLE001 (the Work raises it)
-            fail(whole, error)
+            fail(combined, error)
 
     if not parts:
         end()
     note = after(len(parts), end)
     for part in parts:
         at_once(part, note)
-    return whole
+    return combined
 
 
 def _how_it_ended(future: Future[Any]) -> WorkResult:

@@ -111,7 +111,7 @@ class GatherSingle(GroupOfRanks):
         code = check_dtype(x, "tensor")
         out = flats = None
         if root == call_queue.rank:
-            given = self._given(gather_tensor, "gather_tensor", "destination")
+            given = self._required(gather_tensor, "gather_tensor", "destination")
             out = arrays.target(given, "gather_tensor")
             check_same_dtype(out, "gather_tensor", x, "tensor")
             why = f"{size} members times the size of tensor"

@@ -75,7 +75,7 @@ class GroupOfRanks:
             warn_if_discarded()
         return result
 
-    def _given(self, items: T | None, name: str, end: str) -> T:
+    def _required(self, items: T | None, name: str, end: str) -> T:
         """Return ``items``, which are required on this rank, the call's ``end``.
 
         Raises ValueError for None.

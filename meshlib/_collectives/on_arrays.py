@@ -393,7 +393,7 @@ def _prefix(kind: Kind, tensor: Any, op: ReduceOp) -> CallSpec:
     x = arrays.in_out(tensor, "tensor")
     op, code = check_reduction(op, x, "tensor")
     if op.kind is RedOpType.AVG:
-        raise ValueError(f"op is {op}; expected one that a prefix has, such as ReduceOp.SUM")
+        raise ValueError(f"op is {op}; expected one that scan supports, such as ReduceOp.SUM")
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.scan(call, x.flat, op, kind is Kind.EXSCAN)

@@ -219,7 +219,7 @@ class ObjectCollectives(
         def prepare() -> tuple[Left, int, Flat]:
             root = resolve_rank(self, dst, group_dst, "dst", default=0)
             if root == call_queue.rank:
-                given = self._given(object_gather_list, "object_gather_list", "destination")
+                given = self._required(object_gather_list, "object_gather_list", "destination")
                 check_fillable(given, "object_gather_list", len(call_queue.ranks))
             elif object_gather_list is not None:
                 raise ValueError(
@@ -282,7 +282,7 @@ class ObjectCollectives(
             pieces = None
             if root == call_queue.rank:
                 name = "scatter_object_input_list"
-                given = self._given(scatter_object_input_list, name, "source")
+                given = self._required(scatter_object_input_list, name, "source")
                 check_list(given, name, len(call_queue.ranks))
                 pieces = [dumps(entry, f"{name}[{i}]") for i, entry in enumerate(given)]
             return _share_timeout(timeout), root, pieces

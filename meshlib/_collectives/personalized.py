@@ -119,7 +119,7 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(x, "tensor")
         outs = None
         if root == call_queue.rank:
-            given = self._given(gather_list, "gather_list", "destination")
+            given = self._required(gather_list, "gather_list", "destination")
             outs = adapt_targets(given, "gather_list", len(call_queue.ranks))
             for i, out in enumerate(outs):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
@@ -221,7 +221,7 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(out, "tensor")
         ins = None
         if root == call_queue.rank:
-            given = self._given(scatter_list, "scatter_list", "source")
+            given = self._required(scatter_list, "scatter_list", "source")
             ins = adapt_sources(given, "scatter_list", len(call_queue.ranks))
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")

@@ -73,7 +73,7 @@ class SymmetricMemory(GroupOfRanks):
         if result is None:
             return self._on_gpu(place, dims, wanted, timeout)
         rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(call_queue.ranks, result, strict=True))
-        raise ValueError(f"the members of {call_queue} ask for different symmetric arrays:{rows}")
+        raise ValueError(f"the members of {call_queue} request different symmetric arrays:{rows}")
 
     def _on_gpu(
         self,

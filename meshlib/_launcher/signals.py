@@ -68,8 +68,7 @@ class SignalPipe:
             os.write(self._writer, bytes([KNOCK]))
 
     def wait(self, timeout: float | None) -> list[int]:
-        """Return the received signal numbers and ``KNOCK``; an empty list after ``timeout``
-        seconds."""
+        """Return the received signal numbers and ``KNOCK``, or [] after ``timeout`` seconds."""
         control = () if self._control is None else (self._control,)
         received: list[int] = []
         for descriptor in readable(timeout, self._reader, *control):

@@ -59,7 +59,7 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
     if record.peer >= 0:
         receiver = group.ranks[record.peer]
         return (
-            f"{record.header} to rank {receiver} on {group} was not done after {seconds:g} s: "
+            f"{record.header} to rank {receiver} on {group} did not complete within {seconds:g} s: "
             f"rank {receiver} did not receive it\n"
             + _where(receiver, statements.get(receiver), None)
         )
@@ -70,7 +70,7 @@ def timeout_message(group: Members, record: Record, statements: Mapping[int, Sta
         if missing
         else "all ranks have arrived, but the call did not finish"
     )
-    return f"{record.header} on {group} was not done after {seconds:g} s: {who}\n" + "\n".join(
+    return f"{record.header} on {group} did not complete within {seconds:g} s: {who}\n" + "\n".join(
         _where(rank, statements.get(rank), sequence, missing) for rank in group.ranks
     )
 

@@ -44,8 +44,8 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
         raise trouble
     if not state[0]:
         raise DistBackendError(
-            "device_type is 'cuda', but another rank has no GPU that it can use: its own error"
-            " says why; expected a GPU on every rank, or device_type='cpu'"
+            "device_type is 'cuda', but another rank has no usable GPU (see its own error);"
+            " expected a GPU on every rank, or device_type='cpu'"
         )
     return NCCL_BACKEND if state[1] else None
 

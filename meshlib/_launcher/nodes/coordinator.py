@@ -287,7 +287,7 @@ class Coordinator:
             case JoinRefused(agent=self._agent, reason=reason):
                 self._decisions.append(Verdict(False, (), reason))
             case AgentLeft(agent=self._agent, lost=str() as why):
-                self._lose_touch(f"the leading node has given up this node: it {why}")
+                self._lose_touch(f"the leading node has declared this node lost: it {why}")
             case CutOff(reason=reason):
                 self._lose_touch(reason)
             case _:

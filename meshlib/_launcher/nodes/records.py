@@ -29,8 +29,7 @@ class AgentRecord(LogEntry):
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest(AgentRecord):
-    """An agent requests a place in the next attempt. ``node`` is the node number that it wants, if
-    any."""
+    """An agent requests a place in the next attempt, perhaps with the number ``node``."""
 
     agent: str
     host: str

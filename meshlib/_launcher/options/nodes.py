@@ -214,7 +214,8 @@ def fill_from_engine(given: argparse.Namespace, variables: Mapping[str, str]) ->
     given.rdzv_id = given.rdzv_id or NO_JOB
     if restarts and given.nnodes != "1":
         given.rdzv_id += f"~{restarts}"
-        notes.append(f"the engine has restarted this job {restarts} times: it is {given.rdzv_id}")
+        name = given.rdzv_id
+        notes.append(f"the engine has restarted this job {restarts} times: its name is {name}")
     return tuple(notes)
 
 

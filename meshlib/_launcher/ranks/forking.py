@@ -101,7 +101,7 @@ def _leave(shared: dict[str, ModuleType]) -> None:
 
 
 def _fork(parent: int) -> int:
-    """Fork twice. Return 0 in the grandchild once ``parent`` has adopted it, here its process id."""
+    """Fork twice; return the grandchild's id, or 0 in it once ``parent`` has adopted it."""
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:

@@ -93,8 +93,7 @@ _DISMISSED = b"."
 
 
 class Guardian:
-    """The guardian process. It is forked before the launcher has threads, and ends with
-    ``dismiss``."""
+    """The guardian process, which is forked before the launcher has threads."""
 
     def __init__(self, run_id: str, directory: str) -> None:
         reader, self._writer = os.pipe()

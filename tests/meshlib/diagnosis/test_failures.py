@@ -129,7 +129,7 @@ def test_a_timeout_names_who_has_not_come_and_where_it_is():
         assert isinstance(error, TimeoutError)
         assert re.search(r"ranks? (0, )?1(, 2)? ha(s|ve) not arrived", str(error))
         assert "there.set() or over.wait()" in str(error)
-        assert "not done after 0.3 s" in str(error)
+        assert "did not complete within 0.3 s" in str(error)
 
 
 def test_a_late_rank_finds_the_group_broken_and_why():
