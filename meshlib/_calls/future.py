@@ -91,8 +91,8 @@ class Future(Generic[T]):
         try:
             raise exception
         finally:
-            # The exception's traceback refers to this frame. Without the cycle, the callers'
-            # objects are freed before the garbage collector runs.
+            # The exception's traceback refers to this frame. Breaking the cycle frees the callers'
+            # objects without the garbage collector.
             del exception, self
 
     def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:

@@ -243,8 +243,7 @@ def all_to_all_single(
     async_op: bool = False,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Split ``input`` along dim 0, send part j to member j, concatenate received parts in
-    ``output``.
+    """Split ``input`` along dim 0, send part j to member j, join received parts in ``output``.
 
     Args:
         output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or

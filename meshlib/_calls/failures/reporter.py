@@ -70,8 +70,8 @@ class Reporter:
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.
 
-        Blocks for about ``REPORT_SECONDS``, or ``STORE_SECONDS`` if the store does not answer. Then
-        this rank raises its own error. Breaks the group.
+        Blocks for about ``REPORT_SECONDS``, or ``STORE_SECONDS`` if the store does not answer. A
+        rank that cannot reach the store raises its own error. Breaks the group.
         """
         group, state = self._group, self._state
         if isinstance(error, PeerLostError) and group.ranks[error.peer] not in state.departed:

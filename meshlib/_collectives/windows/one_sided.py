@@ -38,9 +38,9 @@ class OneSided(GroupOfRanks):
             The window; None on a rank outside the group. ``close`` it, or use ``with``.
 
         Raises:
-            TypeError, ValueError: For a value that is not an array, or on all members for different
-            dtypes. CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives
-            do.
+            TypeError, ValueError: For a value that is not a CPU array, and on all members if their
+                dtypes differ.
+            CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As for collectives.
         """
         queue = self._call_queue
         if queue.rank < 0:
