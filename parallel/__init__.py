@@ -1,4 +1,4 @@
-"""Training on a mesh."""
+"""Distributed training on a device mesh."""
 
 from typing import TYPE_CHECKING
 
@@ -72,11 +72,11 @@ __all__ = [
     "parallelize",
 ]
 
-if not TYPE_CHECKING:  # editors would take every name for one of this package
+if not TYPE_CHECKING:  # type checkers would accept every name as part of this package
 
     def __getattr__(name: str) -> object:
-        if name == "DataParallel":  # of torch.nn, which has advised against it for years
-            raise ImportError(  # Python drops an AttributeError's text in `from parallel import`
+        if name == "DataParallel":  # torch.nn's, which PyTorch itself advises against
+            raise ImportError(  # `from parallel import` drops the text of an AttributeError
                 "parallel has no DataParallel (several GPUs of one process); expected"
                 " DistributedDataParallel, with a process for each GPU"
             )

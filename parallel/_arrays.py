@@ -1,7 +1,7 @@
-"""The array library of an array. No other module of this package decides this.
+"""Helpers that are independent of the array library.
 
-Layers and optimizers are written against NumPy's interface. CuPy has the same one, so they run on
-whatever library the parameters' arrays come from; nothing is imported that the user did not import.
+Layers and optimizers use NumPy's interface, which CuPy shares: they run on the library of the
+parameters' arrays. This module imports neither library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 Array: TypeAlias = Any
-"""An array of a supported library. Their types have no common base, hence ``Any``."""
+"""An array of a supported library. The array types have no common base, hence ``Any``."""
 
 Namespace: TypeAlias = Any
 """The module of an array library: ``numpy``, or ``cupy``."""
@@ -24,8 +24,8 @@ _LIBRARIES = ("numpy", "cupy")
 def namespace(array: Array, name: str = "the array") -> Namespace:
     """Return the library (a module with NumPy's interface) that made ``array``.
 
-    Raises TypeError for anything else; it names the argument ``name`` and the libraries that are
-    understood.
+    Raises TypeError for any other object; the message calls it ``name`` and lists the supported
+    libraries.
     """
     library = _library(array)
     if library is None:
@@ -42,7 +42,7 @@ def is_array(value: object) -> bool:
 
 
 def is_floating(dtype: Any) -> bool:
-    """True if ``dtype`` is one of real floating point numbers, those of ml_dtypes among them."""
+    """True if ``dtype`` is a real floating-point dtype, including those of ml_dtypes."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
@@ -55,7 +55,7 @@ def _library(array: object) -> str | None:
 
 
 def pieces(flat: Array, shapes: Iterable[Sequence[int]], begin: int = 0) -> list[Array]:
-    """Return consecutive parts of the flat array, from element ``begin`` on, in these shapes."""
+    """Return consecutive views of a flat array in these shapes, starting at element ``begin``."""
     found: list[Array] = []
     for shape in shapes:
         end = begin + math.prod(shape)
@@ -65,10 +65,10 @@ def pieces(flat: Array, shapes: Iterable[Sequence[int]], begin: int = 0) -> list
 
 
 def written(array: Array) -> str:
-    """Return dtype and shape as messages have them: ``float32[2, 3]``."""
+    """Return dtype and shape in the format of messages: ``float32[2, 3]``."""
     return f"{array.dtype.name}{list(array.shape)}"
 
 
 def placement(array: Array) -> tuple[str, str]:
-    """Return (dtype name, device): arrays with equal ones can share a flat buffer."""
+    """Return (dtype name, device). Arrays with equal placement can share a flat buffer."""
     return array.dtype.name, str(getattr(array, "device", "cpu"))

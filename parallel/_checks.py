@@ -1,4 +1,4 @@
-"""Checks of arguments that the whole package makes, beside those of ``meshlib.extend``."""
+"""Argument checks of this package, in addition to those of ``meshlib.extend``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallel._arrays import is_floating
 
 
 def describe(value: object) -> str:
-    """Return ``value``, cut short, and its type: what an error says that it got."""
+    """Return ``value``, shortened, and its type, for the "got" part of an error message."""
     return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 
@@ -30,7 +30,7 @@ def to_count(value: Any, name: str, least: int = 1) -> int:
 
 
 def check_number(value: Any, name: str) -> None:
-    """Raise TypeError unless ``value`` is a real number; arrays of one, without dims, are."""
+    """Raise TypeError unless ``value`` is a real number or an array of shape ``()``."""
     try:
         if isinstance(value, str | bytes) or getattr(value, "shape", ()):
             raise TypeError
@@ -40,7 +40,7 @@ def check_number(value: Any, name: str) -> None:
 
 
 def check_nonnegative(**options: Any) -> None:
-    """Raise for the first of ``options`` that is not a number >= 0: TypeError, or ValueError."""
+    """Raise TypeError or ValueError for the first of ``options`` that is not a number >= 0."""
     for name, value in options.items():
         check_number(value, name)
         if not value >= 0:
@@ -48,14 +48,14 @@ def check_nonnegative(**options: Any) -> None:
 
 
 def check_share(value: Any, name: str, *, whole: bool) -> None:
-    """Raise unless ``value`` is in [0, 1), or [0, 1] with ``whole``: TypeError, or ValueError."""
+    """Raise TypeError or ValueError unless ``value`` is in [0, 1), or in [0, 1] if ``whole``."""
     check_number(value, name)
     if not (0 <= value < 1 or (whole and value == 1)):
-        raise ValueError(f"{name} must lie in [0, 1{']' if whole else ')'}, got {value}")
+        raise ValueError(f"{name} must be in [0, 1{']' if whole else ')'}, got {value}")
 
 
 def check_instance(value: object, expected: type, name: str, example: str = "") -> None:
-    """Raise TypeError unless ``value`` is one of ``expected``, such as ``example`` makes."""
+    """Raise TypeError unless ``value`` is an ``expected``; the message shows ``example``."""
     if not isinstance(value, expected):
         such_as = f", such as {example}" if example else ""
         kind = expected.__qualname__
@@ -64,13 +64,13 @@ def check_instance(value: object, expected: type, name: str, example: str = "") 
 
 
 def check_callable(value: object, name: str) -> None:
-    """Raise TypeError for what cannot be called."""
+    """Raise TypeError unless ``value`` is callable."""
     if not callable(value):
         raise TypeError(f"{name} must be callable, got {describe(value)}")
 
 
 def check_array(value: object, name: str) -> None:
-    """Raise TypeError unless ``value`` is an array, of whatever library."""
+    """Raise TypeError unless ``value`` is an array of any library."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"{name} must be an array, got {describe(value)}")
 
@@ -87,9 +87,9 @@ def to_generator(rng: np.random.Generator | None) -> np.random.Generator:
 
 
 def to_floating(dtype: npt.DTypeLike, name: str) -> np.dtype[Any]:
-    """Return the dtype that ``dtype`` names.
+    """Return ``dtype`` as a NumPy dtype.
 
-    Raises TypeError for what names none, ValueError for one that is not of floating point numbers.
+    Raises TypeError if it is not a dtype, ValueError if it is not a floating-point dtype.
     """
     try:
         result = np.dtype(dtype)
@@ -101,17 +101,17 @@ def to_floating(dtype: npt.DTypeLike, name: str) -> np.dtype[Any]:
 
 
 def check_state_dict(state: object, *keys: str, name: str = "state") -> None:
-    """Raise TypeError unless ``state`` is a mapping, KeyError naming the ``keys`` that it lacks."""
+    """Raise TypeError unless ``state`` is a mapping, and KeyError if it lacks any of ``keys``."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"{name} must be what state_dict() returned, got {describe(state)}")
+        raise TypeError(f"{name} must be the result of state_dict(), got {describe(state)}")
     missing = [key for key in keys if key not in state]
     if missing:
         has = sorted(map(str, state))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-        raise KeyError(f"{name} lacks {missing}, has {has}; expected what state_dict() returned")
+        raise KeyError(f"{name} lacks {missing}, has {has}; expected the result of state_dict()")
 
 
 def check_transformation(transformation: object) -> None:
-    """Raise TypeError for a value that is not an ``optax.GradientTransformation``, or like one."""
+    """Raise TypeError unless the value has the methods of an ``optax.GradientTransformation``."""
     if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
         raise TypeError(
             "transformation must be an optax.GradientTransformation, such as optax.adamw(1e-3), "

@@ -1,4 +1,4 @@
-"""The argument by which public functions and classes here take their ranks."""
+"""The argument type with which public functions and classes accept a set of ranks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from parallel._checks import check_instance
 
 
 class GroupLike(Protocol):
-    """A set of ranks that can be communicated over: a ``DeviceMesh`` or a ``ProcessGroup``."""
+    """A set of ranks that can communicate: a ``DeviceMesh`` or a ``ProcessGroup``."""
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The group over all the ranks."""
+        """The group of all these ranks."""
         ...
 
 
 def resolve(ranks: GroupLike | None, argument: str) -> ProcessGroup:
     """Return the group of ``ranks``, or the default group when None.
 
-    Raises, naming ``argument``, ValueError when this rank is not a member, and TypeError for a
-    value that is not a set of ranks.
+    Raises ValueError when this rank is not a member, and TypeError for a value that is not a set
+    of ranks. Both name ``argument``.
     """
     group = meshlib.group.WORLD if ranks is None else getattr(ranks, "process_group", None)
     if not isinstance(group, ProcessGroup):
@@ -35,36 +35,36 @@ def resolve(ranks: GroupLike | None, argument: str) -> ProcessGroup:
 
 
 def gathered(own: Any, group: ProcessGroup) -> list[Any]:
-    """Return the ``own`` of all members, by group rank. A collective that pickles them."""
-    everybody: list[Any] = [None] * group.size()
-    group.all_gather_object(everybody, own)
-    return everybody
+    """Return all members' ``own`` values by group rank. A collective that pickles the values."""
+    values: list[Any] = [None] * group.size()
+    group.all_gather_object(values, own)
+    return values
 
 
 def same_dims(ranks: GroupLike | None, mesh: DeviceMesh, what: str) -> DeviceMesh:
-    """Return the slice of ``mesh`` along the dims of the slice ``ranks``, which ``what`` was given.
+    """Return the slice of ``mesh`` along the dims of the slice ``ranks``.
 
-    Raises ValueError when ``ranks`` is not a slice of a mesh with names.
+    Raises ValueError when ``ranks`` is not a slice of a mesh with names; the message names
+    ``what`` as the object that was made over ``ranks``.
     """
     names = ranks.mesh_dim_names if isinstance(ranks, DeviceMesh) else None
     if names is None:
         raise ValueError(
-            f"{what} was made over {ranks!r}; to go on with other ranks it has to be made over a"
-            " slice of a mesh whose dims have names, such as mesh['dp']"
+            f"{what} was made over {ranks!r}; to continue with other ranks, make it over a slice"
+            " of a mesh whose dims have names, such as mesh['dp']"
         )
     return mesh[names]
 
 
 def check_shard_mesh(mesh: Any) -> str:
-    """Raise for a value that is not a mesh to shard over; return what messages of others begin
-    with."""
+    """Raise for a value that is not a mesh to shard over; return a prefix for other messages."""
     check_instance(mesh, DeviceMesh, "mesh", "mesh['dp_shard']")
     where = f"rank {mesh.get_rank()}"
     if mesh.ndim not in (1, 2):
         raise ValueError(
             f"{where}: mesh {mesh.described()} has {mesh.ndim} dims; expected one to shard over,"
-            " or two: to replicate over and to shard over"
+            " or two: the first to replicate over, the second to shard over"
         )
     if mesh.get_coordinate() is None:
-        raise ValueError(f"{where}: mesh: this rank is not in {mesh}; expected one of its ranks")
+        raise ValueError(f"{where}: this rank is not in the mesh {mesh}; expected one of its ranks")
     return where

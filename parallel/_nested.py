@@ -1,4 +1,4 @@
-"""Values nested in lists, tuples and dicts, as modules take and return them."""
+"""Nested lists, tuples and dicts, which modules accept and return."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ _T = TypeVar("_T")
 
 
 def map_leaves(function: Callable[..., Any], value: Any, *others: Any, path: str = "") -> Any:
-    """Return ``value`` with ``function(path, leaf, *leaves of others)`` for each leaf.
+    """Return ``value`` with each leaf replaced by ``function(path, leaf, *leaves of others)``.
 
     A leaf is any object but a list, tuple or dict. ``others`` have the structure of ``value``, with
-    any object in the place of a leaf. Paths are written as Python's subscripts, behind
-    ``path``.
+    any object in place of a leaf. A leaf's path is ``path`` followed by Python subscripts.
 
-    Raises ValueError that names the place where another one is built differently.
+    Raises ValueError, which names the path, where one of ``others`` has another structure.
     """
     if isinstance(value, dict):
         entries = cast(dict[Any, Any], value)
@@ -41,36 +40,36 @@ def map_leaves(function: Callable[..., Any], value: Any, *others: Any, path: str
         ]
         if isinstance(value, list):
             return mapped
-        # A named tuple takes its entries one by one.
+        # The constructor of a named tuple accepts separate arguments, not a sequence.
         return cast(Any, type(value))(*mapped) if hasattr(value, "_fields") else tuple(mapped)
     return function(path, value, *others)
 
 
 def all_leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Return (path, leaf) for each leaf, as ``map_leaves`` has them."""
+    """Return (path, leaf) for each leaf, with the paths of ``map_leaves``."""
     found: list[tuple[str, Any]] = []
 
-    def note(path: str, leaf: Any) -> None:
+    def append(path: str, leaf: Any) -> None:
         found.append((path, leaf))
 
-    map_leaves(note, value, path=path)
+    map_leaves(append, value, path=path)
     return found
 
 
 def matches(path: str, pattern: str) -> bool:
-    """True if ``pattern`` means ``path``: both are names with dots, ``*`` stands for one name."""
-    ours, theirs = path.split("."), pattern.split(".")
-    return len(ours) == len(theirs) and all(map(fnmatchcase, ours, theirs))
+    """True if ``pattern`` matches the dotted ``path``; ``*`` matches within one name only."""
+    names, patterns = path.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
 def meant_by(
     plan: Mapping[str, _T], paths: Mapping[str, Sequence[str]], lacking: str
 ) -> dict[str, _T]:
-    """Return the entry of ``plan``, whose keys are patterns, for each of ``paths``.
+    """Return the entry of ``plan``, whose keys are patterns, for each matching path of ``paths``.
 
-    A path has names, itself among them, any of which a pattern may match. Raises ValueError for a
-    pattern that matches none (it says ``lacking``, and the nearest ones), and for a path that two
-    patterns mean.
+    ``paths`` maps each path to its names, including itself; a pattern may match any of these
+    names. Raises ValueError for a pattern that matches no name (the message contains ``lacking``
+    and the closest names), and for a path that two patterns match.
     """
     found: dict[str, str] = {}
     for pattern in plan:
@@ -78,12 +77,12 @@ def meant_by(
         if not own:
             known = sorted({name for names in paths.values() for name in names})
             near = difflib.get_close_matches(pattern, known, 3, 0.3)
-            hint = f"; near are {', '.join(map(repr, near))}" if near else ""
+            hint = f"; similar names: {', '.join(map(repr, near))}" if near else ""
             raise ValueError(f"plan names {pattern!r}, which {lacking}{hint}")
         for path in own:
             if path in found:
                 raise ValueError(
-                    f"plan means {path!r} by both {found[path]!r} and {pattern!r}; expected one"
+                    f"both {found[path]!r} and {pattern!r} of plan match {path!r}; expected one"
                 )
             found[path] = pattern
     return {path: plan[pattern] for path, pattern in found.items()}

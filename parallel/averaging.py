@@ -1,4 +1,4 @@
-"""Averaging parameters, every few steps: the other half of post-local SGD.
+"""Periodic averaging of parameters, for post-local SGD.
 
 Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD", arXiv:1808.07217.
 """
@@ -20,14 +20,14 @@ from parallel.optim._optimizer import Optimizer, ParamGroup
 
 
 class ModelAverager(ABC):
-    """Counts steps, and averages parameters over a group in some of those after ``warmup_steps``.
+    """Counts steps, and averages parameters over a group in some steps after ``warmup_steps``.
 
     Averaging parameters changes nothing while the hook averages gradients over all ranks. So pass
-    ``start_localSGD_iter`` of the hook's state as ``warmup_steps``. The number of steps so far is
-    ``step``. The possible groups for averaging are ``groups``; the last one contains the ranks of
-    all others.
+    ``start_localSGD_iter`` of the hook's state as ``warmup_steps``. ``step`` is the number of steps
+    so far. ``groups`` are the possible groups for averaging; the last one contains all ranks of
+    the others.
 
-    For uneven inputs, pass ``model.join`` the ``PostLocalSGDOptimizer`` that holds it.
+    For uneven inputs, pass the ``PostLocalSGDOptimizer`` that holds the averager to ``model.join``.
 
     Raises ValueError for a negative ``warmup_steps``, TypeError for a value that is not an integer.
     """
@@ -42,9 +42,10 @@ class ModelAverager(ABC):
         """Return the group to average over in ``step``, counted from the end of the warm-up."""
 
     def average_parameters(self, params: Iterable[Parameter] | Iterable[ParamGroup]) -> None:
-        """Count one step; average ``params`` (or those of parameter groups) if it is its turn.
+        """Count one step, and average ``params`` if the step is due for averaging.
 
-        Called by all ranks, with the same parameters in the same order.
+        ``params`` are parameters or parameter groups. All ranks must call with the same parameters
+        in the same order.
         """
         group = self.count_step()
         if group is not None:
@@ -62,7 +63,7 @@ def average_over(
     params: Iterable[Parameter] | Iterable[ParamGroup],
     counting: Collection[int] | None = None,
 ) -> None:
-    """Replace ``params`` by the average of those of the group ranks ``counting`` (None: all)."""
+    """Replace ``params`` by their average over the group ranks ``counting`` (None: all)."""
     parameters: list[Parameter] = []
     for entry in params:
         parameters += [entry] if isinstance(entry, Parameter) else entry["params"]
@@ -70,11 +71,11 @@ def average_over(
 
 
 class PeriodicModelAverager(ModelAverager):
-    """Averages parameters over the ranks in every ``period``-th step after ``warmup_steps``.
+    """Averages parameters over a group in every ``period``-th step after ``warmup_steps``.
 
     Args:
         period: In steps, at least 1.
-        warmup_steps: So many steps do nothing; the next one averages.
+        warmup_steps: The number of first steps without averaging; the next step averages.
         process_group: ``mesh["dp"]``, a process group, or None for the default group.
 
     Raises ValueError for numbers out of range, TypeError for arguments of another type.
@@ -93,20 +94,21 @@ class PeriodicModelAverager(ModelAverager):
 
 
 class HierarchicalModelAverager(ModelAverager):
-    """Averages over near ranks often and over far ones seldom.
+    """Averages often over nearby ranks and less often over distant ranks.
 
         HierarchicalModelAverager({2: mesh["dp_shard"], 8: mesh["dp_replicate", "dp_shard"]})
 
-    In a step that is the turn of several periods, the longest one's group averages, alone: it has
-    the ranks of the others. (Lin et al., section 4.3: hierarchical local SGD.)
+    If several periods end in one step, only the group of the longest one averages: it contains
+    the other groups. (Lin et al., section 4.3: hierarchical local SGD.)
 
     Args:
-        period_group_dict: For each period in steps, at least 1, the ranks to average over; periods
-            grow, and each group has all ranks of the one before.
-        warmup_steps: So many steps do nothing; the next one averages over the last group.
+        period_group_dict: The ranks to average over for each period (in steps, at least 1), in
+            order of increasing period. Each group contains all ranks of the previous one.
+        warmup_steps: The number of first steps without averaging; the next step averages over
+            the last group.
 
-    Raises ValueError for no periods, numbers out of range or order, and for a group that lacks
-    ranks of the one before (naming them); TypeError for arguments of another type.
+    Raises ValueError if there are no periods, for numbers out of range or order, and for a group
+    that lacks ranks of the previous group (naming them); TypeError for arguments of another type.
     """
 
     def __init__(self, period_group_dict: Mapping[int, GroupLike], warmup_steps: int = 0) -> None:
@@ -115,7 +117,7 @@ class HierarchicalModelAverager(ModelAverager):
             raise ValueError("period_group_dict is empty; expected at least one period")
         periods = [to_count(period, "period") for period in period_group_dict]
         if periods != sorted(periods):
-            raise ValueError(f"period_group_dict must have growing periods, got {periods}")
+            raise ValueError(f"period_group_dict must have increasing periods, got {periods}")
         self.periods = periods
         super().__init__(
             warmup_steps,
@@ -127,21 +129,21 @@ class HierarchicalModelAverager(ModelAverager):
                 raise ValueError(f"period_group_dict: {far} lacks ranks {lacking} of {near}")
 
     def due(self, step: int) -> ProcessGroup | None:
-        """Return the group of the longest period whose turn it is."""
+        """Return the group of the longest period that divides ``step``."""
         pairs = reversed([*zip(self.periods, self.groups, strict=True)])
         return next((group for period, group in pairs if step % period == 0), None)
 
 
 class PostLocalSGDOptimizer(Joinable):
-    """``optimizer``, with ``averager`` called after each step.
+    """A wrapper of ``optimizer`` that calls ``averager`` after each step.
 
-    Its state dict has the averager's count, so that a resumed run averages in the same steps.
+    The state dict contains the averager's step count, so a resumed run averages in the same steps.
 
-    In a ``Join`` with the model, the averager's last group is that of the model. A rank that is out
-    of inputs has no say in the averages that follow: they are those of the ranks that go on. In the
-    end it takes over the state of one of them.
+    In a ``Join`` with the model, the averager's last group must be the model's. The parameters of a
+    rank that is out of inputs do not count in later averages. At the end this rank copies the state
+    of a rank that continued.
 
-    Raises TypeError for an ``averager`` that is none.
+    Raises TypeError if ``averager`` is not a ``ModelAverager``.
     """
 
     def __init__(self, optimizer: Optimizer, averager: ModelAverager) -> None:
@@ -151,11 +153,11 @@ class PostLocalSGDOptimizer(Joinable):
 
     @property
     def param_groups(self) -> list[ParamGroup]:
-        """The optimizer's."""
+        """The optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     def step(self) -> None:
-        """Update the parameters here, then average them if it is their turn."""
+        """Update this rank's parameters, then average them if the averager says so."""
         self.optimizer.step()
         group = self.averager.count_step()
         if group is not None:
@@ -167,7 +169,7 @@ class PostLocalSGDOptimizer(Joinable):
         average_over(group, self.optimizer.param_groups, counting)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the parameters' gradients, or fill them with zeros in place."""
+        """Drop the parameters' gradients, or fill them with zeros in place."""
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +177,7 @@ class PostLocalSGDOptimizer(Joinable):
         return {**self.optimizer.state_dict(), "step": self.averager.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned. Raises the errors of the optimizer."""
+        """Load a state that ``state_dict`` returned. Raises the optimizer's errors."""
         check_state_dict(state, "step")
         self.optimizer.load_state_dict({k: v for k, v in state.items() if k != "step"})
         self.averager.step = int(state["step"])
@@ -186,7 +188,7 @@ class PostLocalSGDOptimizer(Joinable):
         return self.averager.groups[-1]
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook that takes part in the others' averages, and copies the state."""
+        """Return the hook that joins in the other ranks' averages, and finally copies the state."""
         copy = OptimizerReplica(self, self.join_process_group).join_hook()
         return FunctionsHook(self._shadow, copy.post_hook)
 

@@ -1,7 +1,7 @@
-"""The state of a model whose stages lie on different ranks, as one tree of global arrays.
+"""The state of a model whose stages are on different ranks, as one tree of global arrays.
 
-Names are paths in the whole model, and states of an optimizer go by the path of their parameter: so
-a checkpoint loads on any other number of stages.
+Its keys are paths in the whole model, for parameters and their optimizer states alike. A checkpoint
+therefore loads on any number of stages.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class StageStates:
         checkpoints.save(states.state(), step=100)
         states.restore(checkpoints.load(states.layout()))
 
-    ``state`` is a collective over the ranks along ``dim``. A pipeline of one stage is none, and has
-    the same tree.
+    ``state`` is a collective over the ranks along ``dim``. With only one stage the tree is the
+    same.
 
     Args:
-        model: This rank's stage, whose parameters have the paths that they have in the whole model;
-            no two stages have the same.
-        optimizer: That of its parameters.
-        mesh: All ranks of the pipeline and its replicas, with names; parameters are split over
-            some of its dims, or not at all.
-        dim: The dim along which the stages lie.
+        model: This rank's stage. Its parameters have the paths that they have in the whole model;
+            no two stages share a path.
+        optimizer: The optimizer of its parameters.
+        mesh: All ranks of the pipeline and its replicas, with names. Parameters may be split over
+            some of its dims.
+        dim: The dim of the stages.
 
     Raises:
-        MeshDimError: For a mesh that has no such dim.
+        MeshDimError: If the mesh has no dim of this name.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StageStates:
     def state(self) -> dict[str, Any]:
         """Return ``{"model": {path: DArray}, "optimizer": {path: {name: value}}}`` of all stages.
 
-        Arrays are not copied. All ranks call.
+        Arrays are not copied. All ranks must call.
         """
         model, optimizer = self._own()
         return self._arrays.state({"model": model, "optimizer": optimizer})
@@ -56,7 +56,7 @@ class StageStates:
     def layout(self) -> dict[str, Any]:
         """Return the argument ``like`` with which ``meshlib.checkpoint.load`` loads the state.
 
-        All ranks call. The optimizer need not have made a step.
+        All ranks must call. The optimizer need not have made a step.
         """
         own, _ = self._own()
         model = self._arrays.layout(own)
@@ -64,16 +64,17 @@ class StageStates:
         shapes = {path: tuple(array.shape) for path, array in whole.items()}
 
         def like(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
-            # An array of another shape than the parameter's is a count of steps.
+            # An array of another shape than the parameter's is a step count.
             return model[keys[0]] if shapes.get(keys[0]) == shape else ...
 
         return {"model": model, "optimizer": like}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Copy what was loaded, in the layout of ``layout``, into the stage and its optimizer.
+        """Copy a state, loaded with ``layout()``, into the stage and its optimizer.
 
-        What the optimizer kept before goes, also where nothing was saved. Raises KeyError for a
-        state that lacks something, when nothing is changed; ValueError for one that does not fit.
+        The loaded state replaces the optimizer's whole state, even for parameters without a saved
+        one. Raises KeyError, and changes nothing, if the state lacks an entry; ValueError if it
+        does not fit.
         """
         own = self._model.state_dict()
         arrays = {path: _as(value, state["model"][path]) for path, value in own.items()}
@@ -89,10 +90,8 @@ class StageStates:
         self._model.load_state_dict(arrays)
         self._optimizer.state = kept
 
-    # ------------------------------------------------------------------ what there is
-
     def _own(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Return this stage's arrays and the states of its parameters, by path, as global ones."""
+        """Return this stage's arrays and optimizer states by path, as global arrays."""
         optimizer = {
             path: {
                 name: as_global(parameter, value)
@@ -105,7 +104,7 @@ class StageStates:
 
 
 def _as(own: Any, loaded: Any) -> Any:
-    """Return loaded values in the stage's form; the parts are the same."""
+    """Return the loaded part as an array of the type and global shape of ``own``."""
     if isinstance(own, DArray):
         return DArray(loaded.local, own.sharding, own.shape, own.dtype)
     return loaded.local

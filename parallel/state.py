@@ -1,7 +1,7 @@
-"""The state of a training run as global arrays: what a checkpoint needs to load on another mesh.
+"""The state of a training run as global arrays, from which a checkpoint loads on another mesh.
 
-The state dicts of modules and optimizers have DArrays for the arrays of which each rank has a part.
-Where each rank has the states of some parameters only, so has the state here.
+The state dicts of modules and optimizers contain a DArray for each array that is split over ranks.
+If a rank holds the optimizer states of some parameters only, its state contains only these.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from parallel.zero import ZeroRedundancyOptimizer
 
 
 def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
-    """Return ``{"model": ..., "optimizer": ...}``, to be saved by all ranks together.
+    """Return ``{"model": ..., "optimizer": ...}``, for all ranks to save together.
 
-    Arrays are not copied. All ranks call: those of a ``ZeroRedundancyOptimizer`` tell each other
-    which states they keep, each of which is then a DArray on its owner's rank alone.
+    Arrays are not copied. All ranks must call: with a ``ZeroRedundancyOptimizer`` they exchange
+    which rank owns which state. Each of its states is a DArray on the owner alone.
 
     Args:
-        model: The module; of a ``DistributedDataParallel`` its ``module``.
-        optimizer: That of its parameters, if its state is to be saved too.
+        model: The module; for a ``DistributedDataParallel``, its ``module``.
+        optimizer: The optimizer of its parameters, to save its state as well.
 
     Raises:
         TypeError: For a value that is not a module or optimizer.
@@ -41,11 +41,11 @@ def global_state(model: Module, optimizer: Optimizer | None = None) -> dict[str,
 def global_layout(model: Module, optimizer: Optimizer | None = None) -> dict[str, Any]:
     """Return the argument ``like`` with which ``meshlib.checkpoint.load`` loads the state.
 
-    The optimizer need not have made a step: its states are laid out by the shapes of the
-    parameters that they belong to.
+    The optimizer need not have made a step: the layout of its states follows from the shapes of
+    the parameters.
 
     Args:
-        model: The module that the state is for; of a ``DistributedDataParallel`` its ``module``.
+        model: The module that the state is for; for a ``DistributedDataParallel``, its ``module``.
         optimizer: The optimizer of its parameters, to load its state as well.
 
     Raises:
@@ -63,13 +63,13 @@ def restore(state: Mapping[str, Any], model: Module, optimizer: Optimizer | None
 
     Args:
         state: ``{"model": ..., "optimizer": ...}``; other entries are ignored.
-        model: The module, whose ``load_state_dict`` gets this rank's parts.
+        model: The module; its ``load_state_dict`` receives this rank's parts.
         optimizer: The optimizer, likewise.
 
     Raises:
         KeyError: If the state lacks an entry.
-        ValueError: For a state that does not fit the model or the optimizer, such as that of
-            another kind of optimizer. Nothing is changed then.
+        ValueError: If the state does not fit the model or the optimizer, for example because it
+            is from another kind of optimizer. Nothing is changed.
         TypeError: For an argument that is not a state, module or optimizer.
     """
     _check(model, optimizer)
@@ -91,14 +91,14 @@ def _layout_of(optimizer: Optimizer) -> Callable[[tuple[Any, ...], tuple[int, ..
     numbered = optimizer.parameters()
 
     def layout(keys: tuple[Any, ...], shape: tuple[int, ...]) -> Sharding | Any:
-        # ("state", number, name); anything else is not a state of a parameter.
+        # Only keys of the form ("state", number, name) belong to a parameter's state.
         number = keys[1] if len(keys) == 3 and keys[0] == "state" else -1
         if not isinstance(number, int) or not 0 <= number < len(numbered):
             return ...
         parameter = numbered[number]
         if isinstance(optimizer, ZeroRedundancyOptimizer):
             return optimizer.state_sharding(parameter, shape)
-        lies = parameter.global_part
-        return lies.sharding if lies is not None and lies.shape == shape else ...
+        part = parameter.global_part
+        return part.sharding if part is not None and part.shape == shape else ...
 
     return layout

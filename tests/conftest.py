@@ -34,7 +34,8 @@ with suppress(PackageNotFoundError):
     if (0, 7) <= tuple(map(int, version("jaxlib").split(".")[:2])) <= (0, 10):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_TO_COMPILE}".strip()
 
-# No test asserts a time, and none depends on luck: the same examples come on each run.
+# No test has an upper limit on a time but its deadline, and none depends on luck: the same
+# examples come on each run.
 settings.register_profile("meshlib", deadline=None, derandomize=True)
 settings.load_profile("meshlib")
 

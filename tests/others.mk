@@ -10,18 +10,8 @@ demo-4d: $(DEMO)  ## train a GPT in JAX on 8 ranks: 2 stages, each sharded by 2 
 test-meshes: $(STAMP)  ## train the example GPT on every mesh of one and two dims, and larger ones
 	MESHLIB_TEST_MESHES=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal tests/examples
 
-test-all:  ## run all tests on each Python that is here, in an environment of its own
-	@for version in $(PYTHONS); do \
-		if ! python$$version -c '' 2>/dev/null; then \
-			echo "test-all: skipped $$version: there is no python$$version that runs"; continue; \
-		fi; \
-		echo "test-all: $$version"; \
-		test -x .pythons/$$version/bin/python || python$$version -m venv .pythons/$$version || exit 1; \
-		.pythons/$$version/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[dev]' || exit 1; \
-		.pythons/$$version/bin/python -m pytest --numprocesses auto --maxprocesses 8 \
-			--dist worksteal || exit 1; \
-	done
+test-all: $(STAMP)  ## run the tests on each version in docs/reference/compatibility.md whose Python is here
+	$(BIN)/python -m tests.versions
 
 SUITE := trixie
 test-debian:  ## run all tests on the Python of another suite, trixie or SUITE=sid (Debian, root)

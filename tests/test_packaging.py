@@ -19,6 +19,9 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
+from tests import versions
+from tests.wheels.build import PYTHONS
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("meshlib", "parallel", "transport")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -371,5 +374,22 @@ def test_the_table_of_supported_versions_has_the_bounds_of_pyproject():
     assert project["requires-python"] == f">={pythons[0]}"
     numpy = bounds_of(project["dependencies"])["numpy"].removeprefix(">=")
     assert f"| NumPy | {numpy} |" in page
-    jax = bounds_of(project["optional-dependencies"]["jax"])["jax"].removeprefix(">=")
-    assert f"| {jax}, the oldest |" in page
+    optional = project["optional-dependencies"]
+    jax = bounds_of(optional["jax"])["jax"].removeprefix(">=")
+    assert f"| JAX | {jax} |" in page
+    torch = bounds_of(optional["torch"])["torch"].removeprefix(">=")
+    assert f"| PyTorch | {torch} |" in page
+    rows = versions.rows_of(page)
+    assert [row.python for row in rows if row.tests == "all"] == pythons == list(PYTHONS)
+    oldest = [row for row in rows if row.python == pythons[0]]
+    assert [row.numpy for row in oldest if row.numpy != "newest"] == [f"{numpy}.0"]
+    assert jax in {row.jax for row in oldest}
+
+
+def test_a_row_of_the_table_is_an_environment():
+    page = f"text\n\n{versions.HEADER}\n|---|\n| 3.12 | 1.26.0 | - | newest | `a b` | |\n\n| x |"
+    (row,) = versions.rows_of(page)
+    assert (row.name, row.tests) == ("3.12-numpy==1.26.0-torch", "a b")
+    assert {"numpy==1.26.0", "torch", ".[torch]"} < set(row.requirements)
+    with pytest.raises(ValueError, match="no table that begins with"):
+        versions.rows_of("text")

@@ -1,1 +1,1 @@
-"""The algorithms of each kind of parallelism on plain arrays, without modules or JAX."""
+"""Algorithms of each kind of parallelism on plain arrays, independent of modules and JAX."""

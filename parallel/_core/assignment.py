@@ -1,4 +1,4 @@
-"""The assignment of gradients to buckets, and the buckets' size."""
+"""The assignment of gradients to buckets, and the bucket sizes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 MIB = 1 << 20
 FIRST_BUCKET_BYTES = MIB
-"""The first bucket is small, so that communication begins early in the backward pass."""
+"""The size of the first bucket: small, to start communication early in the backward pass."""
 
 
 def cap_in_bytes(bucket_cap_mb: Any) -> int:
-    """Return a bucket size given in MiB in bytes.
+    """Convert a bucket size from MiB to bytes.
 
     Raises TypeError for a value that is not a number, ValueError for one that is not positive and
     finite.
@@ -38,10 +38,10 @@ def assign_buckets(
 ) -> list[list[int]]:
     """Group parameters into buckets, as c10d does.
 
-    Parameters (``order``: their numbers, as gradients are expected) fill one open bucket for each
-    key (dtype and device). A key's first bucket is closed once it holds at least ``first_bytes``,
-    the others once they hold ``cap_bytes``. A parameter is never split. Buckets are returned in the
-    order in which their last gradients come, which is the order in which they can be sent off.
+    Parameters fill one open bucket for each key (dtype and device), in the given ``order`` of their
+    numbers, in which gradients are expected. A key's first bucket is closed once it holds at least
+    ``first_bytes``, the others once they hold ``cap_bytes``. A parameter is never split. The
+    returned buckets are in the order of their last gradients, in which they can be reduced.
     """
     open_buckets: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}

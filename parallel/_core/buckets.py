@@ -1,6 +1,6 @@
 """Gradient buckets: flat buffers, each with the gradients of several parameters.
 
-One all-reduce averages a whole bucket, which is faster than one for each gradient.
+A single all-reduce of a bucket is faster than one for each gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parallel._core.assignment import assign_buckets
 
 @dataclass(frozen=True, slots=True)
 class GradientSpec:
-    """A gradient's name in the model, its shape, dtype and device, known before the gradient is."""
+    """A gradient's name in the model, its shape, dtype and device, independent of its values."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class GradientSpec:
     device: str = "cpu"
     library: Namespace = np
     parameter: Any = None
-    """What ``GradBucket.parameters`` shows to a hook."""
+    """The parameter as returned by ``GradBucket.parameters``."""
 
     @classmethod
     def of(cls, name: str, data: Array, parameter: Any) -> GradientSpec:
@@ -38,7 +38,7 @@ class GradientSpec:
 
     @property
     def placement(self) -> tuple[str, str]:
-        """(dtype name, device): only gradients with equal ones share a bucket."""
+        """(dtype name, device). Only gradients with equal placement share a bucket."""
         return self.dtype.name, self.device
 
     @property
@@ -53,29 +53,29 @@ class GradientSpec:
 
 
 class GradientOwner(Protocol):
-    """The wrapper to which the gradients belong."""
+    """The wrapper that owns the gradients of a reducer."""
 
     def accumulated(self, number: int) -> Array | None:
         """Return the gradient that earlier passes have accumulated, or None."""
         ...
 
     def rehome(self, views: Mapping[int, Array]) -> None:
-        """Keep the gradients in ``views`` of buckets from now on, by the gradients' numbers."""
+        """Store the gradients in ``views`` of buckets, by the gradients' numbers, from now on."""
         ...
 
     def deliver(self, averages: Mapping[int, Array]) -> None:
-        """Take a bucket's averages, by number; the arrays are parts of the bucket."""
+        """Receive a bucket's averages by number. The arrays are views of the bucket."""
         ...
 
 
 class Bucket:
-    """A flat buffer that holds some gradients, one after the other.
+    """A flat buffer that holds several gradients in sequence.
 
-    The gradients have ``numbers`` in the reducer; their ``views`` are the parts of ``buffer`` in
-    their shapes, by number. This backward pass has yet to complete ``pending`` of them. Error
-    feedback keeps in ``residual`` what reductions have rounded away.
+    ``numbers`` are the gradients' numbers in the reducer; ``views`` are their parts of ``buffer``
+    by number, in their shapes. ``pending`` counts the gradients that the current backward pass has
+    not completed. ``residual`` has the rounding errors of reductions, for error feedback.
 
-    The buffer is in the symmetric memory of ``group``: all members make equal buckets.
+    The buffer is in the symmetric memory of ``group``, so all members must make equal buckets.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Bucket:
         self.specs: list[GradientSpec] = list(specs)
         self.size: int = sum(spec.size for spec in specs)
         self.buffer: Array = allocate(self.size, first.dtype, first.library, group)
-        # So that a gradient that never comes is zero; later passes fill what is missing.
+        # A gradient that never arrives must be zero; later passes fill in missing ones.
         self.buffer.fill(0)
         self.views: dict[int, Array] = self._by_number(self.buffer)
         self.pending: int = len(self.numbers)
@@ -99,9 +99,9 @@ class Bucket:
         self._before: dict[int, Array] = {}
 
     def keep_residual(self, known: Mapping[int, Array]) -> None:
-        """Keep what reductions round away.
+        """Start error feedback for this bucket's reductions.
 
-        ``known`` has the parts that there are already, by the gradients' numbers.
+        ``known`` has existing residuals by the gradients' numbers.
         """
         self.residual = np.zeros(self.size, np.float32)
         for number, part in self.residuals().items():
@@ -109,17 +109,17 @@ class Bucket:
                 part[...] = known[number]
 
     def residuals(self) -> dict[int, Array]:
-        """Return the parts of ``residual`` by the gradients' numbers."""
+        """Return the views of ``residual`` by the gradients' numbers."""
         return {} if self.residual is None else self._by_number(self.residual)
 
     def remember(self, unused: Collection[int]) -> None:
-        """Note what is kept for the ``unused`` gradients, before a reduction takes it along."""
+        """Save the residuals of ``unused`` gradients before a reduction that changes them."""
         self._before = {n: part.copy() for n, part in self.residuals().items() if n in unused}
 
-    def take_back(self, absent: Collection[int]) -> None:
-        """Keep again what was kept before the reduction for ``absent``, whose averages are dropped.
+    def restore(self, absent: Collection[int]) -> None:
+        """Restore the saved residuals of ``absent`` gradients, whose averages are dropped.
 
-        All have been ``unused``.
+        They must have been in ``unused`` of ``remember``.
         """
         for number, part in self.residuals().items():
             if number in absent:
@@ -127,7 +127,7 @@ class Bucket:
         self._before = {}
 
     def split(self, buffer: Array) -> list[Array]:
-        """Return the parts of ``buffer`` (flat, this bucket's size) in the gradients' shapes."""
+        """Return views of ``buffer`` (flat, of this bucket's size) in the gradients' shapes."""
         return pieces(buffer, (spec.shape for spec in self.specs))
 
     def _by_number(self, buffer: Array) -> dict[int, Array]:
@@ -135,7 +135,7 @@ class Bucket:
 
 
 def put(view: Array, grad: Array | None) -> None:
-    """Copy a gradient into its place in a buffer, unless it is there; zeros if there is none."""
+    """Copy a gradient into its ``view`` of a buffer, unless it is the view; None means zeros."""
     if grad is None:
         view.fill(0)
     elif grad is not view:
@@ -143,9 +143,9 @@ def put(view: Array, grad: Array | None) -> None:
 
 
 def allocate(size: int, dtype: Any, library: Namespace, group: ProcessGroup) -> Array:
-    """Return a flat array of ``size`` elements of ``dtype``, made by ``library``.
+    """Return a flat array of ``size`` elements of ``dtype`` from ``library``.
 
-    In the symmetric memory of ``group``, if it has such memory for the library.
+    It is in the symmetric memory of ``group`` if the group has any for the library.
     """
     if library is not np or "cpu" not in group.backends or group.size() == 1:
         return library.empty(size, dtype=dtype)
@@ -154,20 +154,21 @@ def allocate(size: int, dtype: Any, library: Namespace, group: ProcessGroup) -> 
 
 @dataclass(frozen=True, slots=True)
 class ReducerOptions:
-    """How gradients are bucketed, and which parameters may go unused."""
+    """Options of a reducer: bucket sizes, and the rules about unused parameters."""
 
     first_bytes: int
     cap_bytes: int
     alone_bytes: float = math.inf
-    """Gradients of at least this size have a bucket each."""
+    """Each gradient of at least this size has its own bucket."""
     find_unused_parameters: bool = False
     static_graph: bool = False
 
 
 class BucketSet:
-    """The buckets of the gradients ``specs``: ``all`` of them, in the order of reduction.
+    """The buckets of the gradients ``specs``.
 
-    ``where`` has each gradient's bucket, by the gradient's number: its place in ``specs``.
+    ``all`` lists them in the order of reduction. ``where`` maps a gradient's number, which is its
+    index in ``specs``, to its bucket.
     """
 
     def __init__(
@@ -180,10 +181,10 @@ class BucketSet:
         self.where: dict[int, Bucket] = {}
 
     def build(self, order: Sequence[int]) -> None:
-        """Make buckets for the gradients ``order``: their numbers, as they are expected.
+        """Make buckets for the gradients in the expected ``order`` of their numbers.
 
-        What error feedback keeps is kept. A collective: buckets are in symmetric memory, where they
-        are reduced without a copy.
+        Residuals of error feedback are kept. This is a collective, because the buckets are in
+        symmetric memory, where they are reduced without a copy.
         """
         compression = self._group.compression
         known = self.residuals()
@@ -198,13 +199,13 @@ class BucketSet:
         self.where = {number: bucket for bucket in self.all for number in bucket.numbers}
 
     def agree(self, order: Sequence[int]) -> list[int]:
-        """Return group rank 0's ``order``: gradients may have arrived in another one elsewhere."""
+        """Return group rank 0's ``order``, because the order of arrival may differ by rank."""
         numbers = self._specs[0].library.asarray(order, dtype="int64")
         self._group.broadcast(numbers, group_src=0)
         return numbers.tolist()
 
     def residuals(self) -> dict[int, Array]:
-        """Return the rounding errors that error feedback keeps, by the gradients' numbers."""
+        """Return the rounding errors for error feedback by the gradients' numbers."""
         return {n: part for bucket in self.all for n, part in bucket.residuals().items()}
 
     def _assign(self, order: Sequence[int]) -> list[list[int]]:
@@ -214,7 +215,7 @@ class BucketSet:
             for number, spec in enumerate(self._specs)
         ]
         groups = assign_buckets(order, sizes, keys, options.first_bytes, options.cap_bytes)
-        # A bucket of small gradients from all over the model is complete late. Before the end,
-        # large ones that are complete would wait for it.
+        # A bucket of small gradients from the whole model is complete late. It must be last, or
+        # large buckets that are complete would wait for it.
         least = options.alone_bytes
         return sorted(groups, key=lambda numbers: sum(sizes[n] for n in numbers) < least)

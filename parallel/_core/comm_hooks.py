@@ -1,10 +1,10 @@
-"""Communication hooks: how one bucket of gradients becomes the group's.
+"""Communication hooks, which reduce one bucket of gradients over a group.
 
-A hook is called as ``hook(state, bucket)`` as soon as the bucket is complete, while the backward
-pass goes on, on every rank for the same buckets in the same order. It returns a future whose value
-is the flat array to write back. It must not wait for communication itself.
+``hook(state, bucket)`` is called as soon as the bucket is complete, while the backward pass
+continues, for the same buckets in the same order on every rank. It returns a future whose value is
+the flat array to write back. It must not wait for communication itself.
 
-These are the ones that the wrapper itself needs; ``parallel.comm_hooks`` has all.
+This module has the hooks that the wrapper itself needs; ``parallel.comm_hooks`` has all.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from parallel._groups import GroupLike, resolve
 
 
 class GradBucket(meshlib.GradBucket):
-    """The argument of a communication hook: one bucket whose gradients are complete.
+    """The argument of a communication hook: a bucket of complete gradients.
 
-    Methods as in c10d, and ``paths``. The hook may change the buffer in place. The value of the
-    future that it returns is written back into the gradients.
+    It has the methods of c10d's GradBucket, and ``paths``. The hook may change the buffer in place.
+    The value of the future that it returns is written back into the gradients.
     """
 
     def __init__(self, bucket: Bucket, is_last: bool, group: ProcessGroup) -> None:
@@ -34,12 +34,13 @@ class GradBucket(meshlib.GradBucket):
         self._buffer = bucket.buffer
         self._is_last = is_last
         self.group: ProcessGroup | None = group
-        """Over which ranks the hook averages; None: not at all."""
+        """The ranks over which the hook averages; None: it does not average."""
 
     def index(self) -> int:
-        """Return the bucket's number; buckets are sent off in this order on every rank.
+        """Return the bucket's number; on every rank, buckets are reduced in order of this number.
 
-        It means the same parameters in every step but once: buckets are rebuilt after the first.
+        It identifies the same parameters in every step, except that buckets are rebuilt once,
+        after the first step.
         """
         return self._bucket.index
 
@@ -48,43 +49,44 @@ class GradBucket(meshlib.GradBucket):
         return self._is_last
 
     def buffer(self) -> Array:
-        """Return the flat buffer, shape (sum of the parameters' sizes,)."""
+        """Return the flat buffer, of shape (sum of the parameters' sizes,)."""
         return self._buffer
 
     def gradients(self) -> list[Array]:
-        """Return the gradients: views of the buffer in the parameters' shapes."""
+        """Return the gradients as views of the buffer in the parameters' shapes."""
         return self._bucket.split(self._buffer)
 
     def reduction(self) -> ReduceOp:
-        """Return the op that averages the buffer: AVG, with error feedback where the dim asks."""
+        """Return the averaging op: AVG, with error feedback if the group's compression has it."""
         residual = self._bucket.residual
         return ReduceOp.AVG if residual is None else error_feedback(ReduceOp.AVG, residual)
 
     def parameters(self) -> list[Any]:
-        """Return the parameters, in the buffer's order: for JAX their shapes and dtypes."""
+        """Return the parameters in the buffer's order; for JAX, their shapes and dtypes."""
         return [spec.parameter for spec in self._bucket.specs]
 
     def paths(self) -> list[str]:
         """Return the parameters' paths in the model, in the buffer's order.
 
-        Unlike ``index`` they mean the same in every step and every run: for what a hook keeps.
+        Unlike ``index``, they are the same in every step and run: use them as keys of a hook's
+        state.
         """
         return [spec.name for spec in self._bucket.specs]
 
     def set_buffer(self, buffer: Array) -> None:
-        """Make ``buffer`` what ``buffer()`` returns from now on.
+        """Replace the array that ``buffer()`` returns.
 
-        It has the same shape; another dtype is for hooks that turn their result back.
+        The shape must be the same. A hook that sets another dtype must convert its result back.
         """
         dtype = getattr(buffer, "dtype", None)
         check_like(buffer, self._bucket.buffer, f"bucket {self.index()}: set_buffer", dtype)
         self._buffer = buffer
 
     def set_group(self, group: ProcessGroup | None) -> None:
-        """Say over which of the replicas the hook averages, if not over all; None: not at all.
+        """Declare the replicas over which the hook averages, if not all; None: it does not average.
 
-        For uneven inputs: ``join(divide_by_initial_world_size=False)`` takes it that a hook's
-        result is divided by the number of all of these, and leaves out those without inputs.
+        ``join(divide_by_initial_world_size=False)`` needs this for uneven inputs: it assumes that
+        the hook divides by the size of this group, and corrects for ranks without inputs.
         """
         self.group = group
 
@@ -92,7 +94,7 @@ class GradBucket(meshlib.GradBucket):
 def check_like(got: Array, expected: Array, what: str, dtype: Any = None) -> None:
     """Raise ValueError, beginning with ``what``, unless both have the same shape and dtype.
 
-    ``dtype`` is expected instead of that of ``expected`` if it is given.
+    ``dtype``, if given, replaces the dtype of ``expected``.
     """
     dtype = expected.dtype if dtype is None else dtype
     if getattr(got, "shape", None) != expected.shape or got.dtype != dtype:
@@ -101,13 +103,13 @@ def check_like(got: Array, expected: Array, what: str, dtype: Any = None) -> Non
 
 
 CommHook = Callable[[Any, GradBucket], Future[Any]]
-"""``hook(state, bucket)``: begins the reduction of a bucket; its future's value is the average."""
+"""``hook(state, bucket)``: starts the reduction of a bucket; its future's value is the average."""
 
 
 def allreduce_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
-    """Average the bucket over the group, in place. What runs without any other hook.
+    """Average the bucket over the group, in place. This is the default hook.
 
-    ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
+    ``process_group`` is ``mesh["dp"]``, a group, or None for the wrapper's own.
     """
     ranks = bucket.group if process_group is None else process_group
     group = resolve(ranks, "the hook's process_group")
@@ -116,9 +118,9 @@ def allreduce_hook(process_group: GroupLike | None, bucket: GradBucket) -> Futur
 
 
 def noop_hook(state: object, bucket: GradBucket) -> Future[Any]:
-    """Leave each rank its own gradients: for measuring a step without communication.
+    """Do not communicate: each rank keeps its gradients, to measure a step without communication.
 
-    ``state`` is not used. Returns a future that is done, with the ``bucket``'s buffer as it is.
+    ``state`` is not used. Returns a completed future with the unchanged buffer of ``bucket``.
     """
     bucket.set_group(None)
     future = Future()
@@ -127,9 +129,9 @@ def noop_hook(state: object, bucket: GradBucket) -> Future[Any]:
 
 
 def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
-    """Return ``hook`` run on the bucket rounded to ``dtype``; the result is widened again.
+    """Return a hook that runs ``hook`` on the bucket in ``dtype`` and converts the result back.
 
-    A bucket whose elements are no wider than those of ``dtype`` is left as it is.
+    A bucket whose elements are not wider than ``dtype`` is not converted.
     """
     narrow = np.dtype(dtype)
 
@@ -149,5 +151,5 @@ def compress_wrapper(hook: CommHook, dtype: npt.DTypeLike) -> CommHook:
 
 
 def only(value: Any) -> Any:
-    """Return the array in a hook's future, which is an array or, as in c10d, a list of one."""
+    """Return the array of a hook's result, which is an array or, as in c10d, a list of one."""
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value

@@ -1,4 +1,4 @@
-"""A reducer's knowledge of its passes: parameters without a gradient, and the cost of a pass."""
+"""Unused parameters and the times of backward passes, for a reducer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from parallel._arrays import Namespace
 
 
 class UnusedParameters:
-    """The rules about unused parameters that one reducer holds to.
+    """The rules of one reducer about unused parameters.
 
-    Parameters are numbers; ``paths`` names them. ``find``: they may go unused in any pass.
-    ``static``: what goes unused in the first pass, and nothing else, may in all others.
+    Parameters are identified by index in ``paths``. With ``find``, they may be unused in any pass.
+    With ``static``, every pass must leave the same parameters unused as the first pass.
     """
 
     def __init__(
@@ -27,17 +27,19 @@ class UnusedParameters:
         self._group = group
         self._find = find
         self._static = static
-        self._known: set[int] | None = None  # unused here, once a first pass has shown it
-        self._absent: set[int] | None = None  # used nowhere, likewise
+        # After the first pass of a static graph: unused on this rank, and unused on all ranks.
+        self._known: set[int] | None = None
+        self._absent: set[int] | None = None
 
     def forget(self) -> None:
-        """Let the next pass be the first one again: the parameters have changed."""
+        """Treat the next pass as the first, after a change of the parameters."""
         self._known = self._absent = None
 
     def check(self, unused: set[int], *, whole_pass: bool) -> None:
-        """Raise RuntimeError when ``unused`` parameters were not to be expected.
+        """Raise RuntimeError when ``unused`` contains unexpected parameters.
 
-        Before the pass only those are known that the forward did not use; after it, all.
+        Before the pass it has only those that the forward did not use. After the pass
+        (``whole_pass``) it has all.
         """
         if self._known is not None:
             changed = unused ^ self._known if whole_pass else unused - self._known
@@ -54,14 +56,15 @@ class UnusedParameters:
             )
 
     def learn(self, unused: set[int]) -> None:
-        """Note what a pass of this rank's own left unused."""
+        """Record the parameters that a pass of this rank did not use."""
         if self._static and self._known is None:
             self._known = set(unused)
 
     def absent_everywhere(self, present: Sequence[bool], xp: Namespace) -> set[int]:
-        """Return the parameters that no rank has a gradient for: theirs is left as it is.
+        """Return the parameters for which no rank has a gradient; these are not written.
 
-        ``present`` says which this rank has. A collective, unless the answer is known.
+        ``present`` tells for each parameter whether this rank has a gradient. This is a collective,
+        unless the result is known from an earlier pass.
         """
         if self._absent is not None:
             return self._absent
@@ -80,11 +83,11 @@ class UnusedParameters:
 
 @dataclass(frozen=True, slots=True)
 class PassStatistics:
-    """One synchronised backward pass and the forward passes that it belongs to, in seconds.
+    """The times of a synchronised backward pass and its forward passes, in seconds.
 
-    ``forward`` and ``backward`` are the module's own, since the last synchronised pass: passes
-    under ``no_sync`` count as well. In ``communication`` at least one bucket was under way.
-    ``exposed`` is the part of it that came after the module's backward had ended.
+    ``forward`` and ``backward`` are the module's times since the last synchronised pass, including
+    passes inside ``no_sync``. ``communication`` is the time during which at least one bucket was in
+    flight. ``exposed`` is the part of it after the end of the module's backward.
     """
 
     forward: float
@@ -94,12 +97,12 @@ class PassStatistics:
 
     @property
     def hidden(self) -> float:
-        """The share of the communication that went on during the backward pass, 0 to 1."""
+        """The fraction of the communication that overlapped with the backward pass, 0 to 1."""
         return 1.0 - self.exposed / self.communication if self.communication else 0.0
 
 
 class Stopwatch:
-    """Collects the moments of one pass."""
+    """Measures the times of one pass."""
 
     def __init__(self) -> None:
         self._forward = 0.0
@@ -118,29 +121,29 @@ class Stopwatch:
         self._backward += self._computed - begun
 
     def begin(self) -> None:
-        """Begin a synchronised pass: no bucket is under way."""
+        """Begin a synchronised pass, with no bucket in flight."""
         self._launched = []
         self._landed = []
 
     def watch(self, future: Future[Any]) -> None:
-        """Note that a bucket was handed over just now, and the moment when ``future`` is done."""
+        """Record the current time as a bucket's launch, and the time when ``future`` completes."""
         index = len(self._launched)
         now = time.perf_counter()
         self._launched.append(now)
         self._landed.append(now)
-        landed = self._landed  # of this pass, whatever comes after it
+        landed = self._landed  # the list of this pass, even if the future completes in a later one
 
-        def note(_: Future[Any]) -> None:
+        def record(_: Future[Any]) -> None:
             landed[index] = time.perf_counter()
 
-        at_once(future, note)
+        at_once(future, record)
 
     def finish(self) -> PassStatistics:
-        """Return the collected values, and begin anew."""
+        """Return the statistics of the pass, and reset the stopwatch."""
         communication = exposed = 0.0
         begin = end = 0.0
         for launched, landed in zip(self._launched, self._landed, strict=True):
-            # Buckets leave in order: each extends the time under way, or begins it once more.
+            # Launches are in order: each bucket extends the current interval or begins a new one.
             begin, end = max(launched, end), max(landed, end)
             communication += end - begin if end > begin else 0.0
             exposed += max(0.0, end - max(begin, self._computed))

@@ -1,7 +1,7 @@
-"""``Reducer``: averages gradients in buckets while the backward pass computes the others.
+"""``Reducer``: averages gradients in buckets while the backward pass computes further gradients.
 
-The wrapper reports each complete gradient. A full bucket goes to the communication hook, which
-starts an asynchronous all-reduce. ``finish`` waits for all of them and hands out the averages.
+The wrapper reports each complete gradient. A full bucket is passed to the communication hook, which
+starts an asynchronous all-reduce. ``finish`` waits for all of them and delivers the averages.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from parallel._core.passes import Stopwatch, UnusedParameters
 from parallel._core.replicas import check_same
 
 WHAT_TO_DO = (
-    "To go on, on every rank: make a new group if this one is broken (destroy_process_group, then "
-    "init_process_group), wrap the module in a new DistributedDataParallel, and repeat the step or "
-    "resume from a checkpoint."
+    "To continue, on every rank: make a new group if this one is broken (destroy_process_group, "
+    "then init_process_group), wrap the module in a new DistributedDataParallel, and repeat the "
+    "step or resume from a checkpoint."
 )
 
 Scale = Callable[[ProcessGroup | None], float]
@@ -34,19 +34,19 @@ Scale = Callable[[ProcessGroup | None], float]
 
 
 class Reducer:
-    """Averages gradients over ``group``, and hands the averages to their ``owner``.
+    """Averages gradients over ``group``, and delivers the averages to their ``owner``.
 
     ``specs`` describe the gradients; a gradient's number is its index there. ``ready(i, array)``
-    says that gradient i is complete. A full bucket goes to the communication hook, which starts an
-    asynchronous all-reduce. Buckets go there in the order of their index, in whatever order they
-    fill up, so the calls match on all ranks.
+    reports that gradient i is complete. A full bucket is passed to the communication hook, which
+    starts an asynchronous all-reduce. The hook gets the buckets in order of their index, even if
+    they fill up in another order, so the calls match on all ranks.
 
-    One synchronised backward pass is ``begin()``, the calls of ``ready``, then ``finish()``. Calls
-    of ``ready`` between ``finish`` and the next ``begin`` are ignored: gradients accumulate without
+    A synchronised backward pass is ``begin()``, the calls of ``ready``, then ``finish()``. Calls of
+    ``ready`` between ``finish`` and the next ``begin`` are ignored: gradients accumulate without
     communication.
 
-    Frozen parameters are in no bucket. They may change between passes, on all ranks alike: buckets
-    are then made anew.
+    Frozen parameters are in no bucket. Freezing and unfreezing between passes, which must be the
+    same on all ranks, rebuilds the buckets.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Reducer:
         """The communication hook, as (its state, the function). Its result is checked."""
         self.stopwatch: Stopwatch = Stopwatch()
         self.failure: str | None = None
-        """Why a pass failed; None: no pass has. After a failure no other pass can begin."""
+        """The error of a failed pass, or None. After a failure no other pass can begin."""
         self._active = False
         self._idle = False
         self._launched: list[tuple[GradBucket, Future[Any]]] = []
-        """The buckets that were handed to the hook in this pass, in order of their index."""
+        """The buckets that the hook got in this pass, in order of their index."""
         self._arrived: dict[int, None] = {}
         """The numbers of the complete gradients, in the order in which they became complete."""
         self._unused: set[int] = set()
@@ -92,27 +92,27 @@ class Reducer:
 
     @property
     def under_way(self) -> bool:
-        """True if a bucket of the pass has been handed over."""
+        """True if the hook has got a bucket in this pass."""
         return bool(self._launched)
 
     def residuals(self) -> dict[int, Array]:
-        """Return the rounding errors that error feedback keeps, by the gradients' numbers."""
+        """Return the rounding errors for error feedback by the gradients' numbers."""
         return self._buckets.residuals()
 
     # Buckets
 
     def _start_over(self) -> None:
-        """Make buckets for the parameters that are trained now, with nothing known of them."""
-        # With a graph that may change, the order of the first pass says little about the next.
+        """Make buckets for the currently trained parameters, without data from earlier passes."""
+        # If the graph may change, the order in the first pass does not predict later ones.
         options = self._options
         self._rebuild_due = not options.find_unused_parameters or options.static_graph
         self._rebuild_order: list[int] | None = None
         self._rules.forget()
-        # Gradients tend to come in the reverse of the order in which layers were made.
+        # Gradients tend to arrive in the reverse of the order in which layers were made.
         self._build(self._trained[::-1])
 
     def _follow(self, trained: Sequence[int]) -> None:
-        """Freeze and unfreeze parameters as the owner now has it. A collective."""
+        """Rebuild the buckets for the ``trained`` parameters. A collective."""
         frozen = set(range(len(self._specs))).difference(trained)
         names = [f"{s.name}{' (frozen)' if n in frozen else ''}" for n, s in enumerate(self._specs)]
         check_same(names, self._group)
@@ -126,22 +126,22 @@ class Reducer:
     # One pass
 
     def begin(self, trained: Sequence[int], unused: Collection[int] = ()) -> None:
-        """Prepare for a backward pass in which the gradients ``trained`` but ``unused`` come.
+        """Begin a backward pass that computes the gradients ``trained`` except ``unused``.
 
-        Raises RuntimeError when there are ``unused`` ones that were not allowed, and after a pass
-        that failed; ValueError when other ranks train others.
+        Raises RuntimeError when unused parameters are not allowed, and after a failed pass;
+        ValueError when the ranks train different parameters.
         """
         self._prepare(trained)
         self._unused = set(unused)
         self._rules.check(self._unused, whole_pass=False)
         self._active = True
-        # Nothing will come for these: their buckets need not wait for the end of the pass.
+        # No gradient will arrive for these, so their buckets need not wait until the pass ends.
         self._fill_in(self._unused)
 
     def shadow(self, trained: Sequence[int], scale: Scale) -> None:
-        """Make the calls of a pass of the other ranks, without gradients of this rank's own.
+        """Join in the collectives of the other ranks' pass without computing gradients.
 
-        This rank counts as one with gradients of zero; the owner gets the averages as well.
+        This rank contributes its accumulated gradients or zeros; its owner gets the averages too.
         """
         self._prepare(trained)
         self._unused = set(trained)
@@ -170,9 +170,9 @@ class Reducer:
         self.stopwatch.begin()
 
     def ready(self, number: int, grad: Array | None) -> None:
-        """Take the gradient ``number``, which is complete; None: zeros. Ignored outside of a pass.
+        """Accept the complete gradient ``number``; None: zeros. Ignored outside of a pass.
 
-        Raises RuntimeError for one that has come before in this pass.
+        Raises RuntimeError if it has arrived in this pass already.
         """
         if self._active:
             self._mark_ready(number, grad)
@@ -186,15 +186,15 @@ class Reducer:
 
         ``scale(group)`` is the factor for an average over ``group``.
 
-        Raises RuntimeError when gradients are missing and unused parameters were not allowed, and
-        what the communication raised.
+        Raises RuntimeError when gradients are missing and unused parameters are not allowed, and
+        the errors of the communication.
         """
         self.seal()
         self.settle(self._trained, scale)
         self.close()
 
     def seal(self) -> None:
-        """End the pass: no gradient will come any more."""
+        """End the arrivals of the pass, and fill in gradients that have not arrived."""
         if not self._idle:
             missing = set(self._trained).difference(self._arrived)
             self._unused |= missing
@@ -203,7 +203,7 @@ class Reducer:
             self._rules.learn(self._unused)
         self._active = False
         trained = set(self._trained)
-        # A gradient that accumulated in earlier, unsynchronised passes counts as well.
+        # A gradient that accumulated in earlier, unsynchronised passes counts as present.
         present = [
             n in trained and (n not in self._unused or self._owner.accumulated(n) is not None)
             for n in range(len(self._specs))
@@ -211,33 +211,33 @@ class Reducer:
         self._absent = self._rules.absent_everywhere(present, self._specs[0].library)
 
     def settle(self, numbers: Sequence[int], scale: Scale | None = None) -> None:
-        """Wait for the buckets of the gradients ``numbers``, and deliver what they hold."""
+        """Wait for the buckets of the gradients ``numbers``, and deliver their averages."""
         buckets = {self._buckets.where[number] for number in numbers}
         for bucket in sorted(buckets, key=lambda bucket: bucket.index):
-            handed, future = self._launched[bucket.index]
+            grad_bucket, future = self._launched[bucket.index]
             self._store(bucket, future)
-            bucket.take_back(self._absent)
-            factor = 1.0 if scale is None else scale(handed.group)
+            bucket.restore(self._absent)
+            factor = 1.0 if scale is None else scale(grad_bucket.group)
             if factor != 1.0:
                 bucket.buffer *= factor
-            # What no rank has a gradient for stays as it is.
+            # The owner keeps its gradient of a parameter for which no rank has computed one.
             self._owner.deliver({n: v for n, v in bucket.views.items() if n not in self._absent})
 
     def close(self) -> None:
-        """Note what the pass, all of whose buckets are settled, says about the next."""
+        """End a pass with settled buckets; derive the order of rebuilt buckets from the first."""
         if self._rebuild_due:
-            # Unused parameters close their buckets last, where they delay nothing.
+            # Unused parameters are last, where they do not delay other buckets.
             self._rebuild_order = sorted(self._arrived, key=lambda number: number in self._unused)
             self._rebuild_due = False
         self._launched = []
 
     def fail(self, error: BaseException) -> None:
-        """Give up on the pass under way because of ``error``, and on all later ones."""
+        """Abort the current pass because of ``error``, and make all later ones fail."""
         self._active = False
         self.failure = f"{type(error).__name__}: {error}"
 
     def _fill_in(self, numbers: Collection[int]) -> None:
-        """Complete gradients that do not come: with what earlier passes have accumulated."""
+        """Complete gradients that do not arrive by those accumulated in earlier passes."""
         for number in sorted(numbers, reverse=True):
             self._mark_ready(number, self._owner.accumulated(number))
 
@@ -252,23 +252,23 @@ class Reducer:
         put(bucket.views[number], grad)
         bucket.pending -= 1
         while len(self._launched) < len(self._buckets.all):
-            following = self._buckets.all[len(self._launched)]
-            if following.pending:
+            next_bucket = self._buckets.all[len(self._launched)]
+            if next_bucket.pending:
                 break
-            self._launch(following)
+            self._launch(next_bucket)
 
     def _launch(self, bucket: Bucket) -> None:
         bucket.remember(self._unused)
         is_last = bucket.index == len(self._buckets.all) - 1
-        handed = GradBucket(bucket, is_last, self._group)
+        grad_bucket = GradBucket(bucket, is_last, self._group)
         state, hook = self.hook
-        future = hook(state, handed)
+        future = hook(state, grad_bucket)
         if not isinstance(future, Future):
             raise TypeError(
                 f"the communication hook must return a Future, got {type(future).__qualname__} "
                 f"for bucket {bucket.index}"
             )
-        self._launched.append((handed, future))
+        self._launched.append((grad_bucket, future))
         self.stopwatch.watch(future)
 
     def _store(self, bucket: Bucket, future: Future[Any]) -> None:

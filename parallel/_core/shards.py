@@ -1,4 +1,4 @@
-"""Parts of arrays: whose they are, and the calls that gather them and reduce their gradients."""
+"""Sharded arrays: their layout, and the collectives that gather them and reduce gradients."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from parallel._arrays import Array, namespace, placement
 from parallel._core.buckets import allocate, put
 
 DIRECT_BYTES = 256 << 10
-"""From here on an array is gathered and reduced where it is, in a call of its own.
+"""The minimum size of an array that is gathered and reduced in place, by its own collective.
 
-Smaller ones share a call: they are packed rank by rank, and copied once more.
+Smaller arrays share a collective: they are packed rank by rank, at the cost of a copy.
 """
 
 
 class ShardLayout:
-    """Arrays of ``shapes``, each split along dim 0 over ``size`` ranks, in one flat array.
+    """The layout of arrays, each split along dim 0 over ``size`` ranks, in one flat array.
 
-    First come the whole arrays, one after the other; then the parts of those that are ``packed``,
-    rank after rank. ``direct`` and ``packed`` are places in ``shapes``.
+    The flat array has the whole arrays of ``shapes`` in sequence, then the parts of the ``packed``
+    arrays, rank by rank. ``direct`` and ``packed`` are indices in ``shapes``.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], itemsize: int, size: int) -> None:
@@ -53,20 +53,20 @@ class ShardLayout:
         return self._packed_ends[-1]
 
     def whole(self, flat: Array, i: int) -> Array:
-        """Return whole array ``i``, a view."""
+        """Return whole array ``i`` as a view."""
         return flat[self._begins[i] : self._begins[i + 1]].reshape(self.shapes[i])
 
     def parts(self, flat: Array, i: int) -> list[Array]:
-        """Return each rank's part of whole array ``i``, flat views."""
+        """Return each rank's part of whole array ``i`` as flat views."""
         begin = self._begins[i]
         return [flat[begin + start : begin + stop] for start, stop in self._rows[i]]
 
     def packed_rows(self, flat: Array) -> list[Array]:
-        """Return each rank's packed parts, as views."""
+        """Return each rank's packed parts as views."""
         return [flat[begin:end] for begin, end in itertools.pairwise(self._packed_ends)]
 
     def in_row(self, row: Array, rank: int) -> list[tuple[int, Array]]:
-        """Return (place, part) for each part in the packed row of ``rank``, flat views."""
+        """Return (index of the array, flat view) for each part in the packed row of ``rank``."""
         found: list[tuple[int, Array]] = []
         begin = 0
         for i in self.packed:
@@ -76,17 +76,17 @@ class ShardLayout:
         return found
 
     def part_sizes(self, rank: int) -> list[int]:
-        """Return how many elements of each array ``rank`` has."""
+        """Return the number of elements of each array on ``rank``."""
         return [stop - start for start, stop in (rows[rank] for rows in self._rows)]
 
 
 def rows_of(shape: Sequence[int], size: int, rank: int) -> slice:
-    """Return which rows of an array of ``shape`` rank ``rank`` of ``size`` has: as a Sharding."""
+    """Return the rows of an array of ``shape`` on rank ``rank`` of ``size``, as in a Sharding."""
     return slice(*block(shape[0], [size], [rank]))
 
 
 def row_counts(length: int, size: int) -> list[int]:
-    """Return how many of ``length`` rows each of ``size`` ranks has."""
+    """Return the number of rows on each of ``size`` ranks, of ``length`` in total."""
     rows = [rows_of((length,), size, rank) for rank in range(size)]
     return [own.stop - own.start for own in rows]
 
@@ -97,21 +97,21 @@ def _ends(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:
 
 
 class Pool:
-    """Flat arrays for wholes and their gradients, used one after the other: those not in use now.
+    """A pool of free flat arrays for gathered parameters and their gradients.
 
-    A new array for each use would cost more than filling it. The system hands out zeroed pages one
-    by one, and ranks agree on symmetric memory by a message. All ranks take and give in the same
-    order, so they make, or use again, the same array.
+    Allocating an array for each use would cost more than filling it, because the system zeroes
+    pages, and ranks exchange messages for symmetric memory. All ranks must take and give in the
+    same order, so that they allocate or reuse the same array.
     """
 
     def __init__(self) -> None:
         self._free: dict[tuple[str, tuple[str, str]], list[Array]] = {}
 
     def take(self, group: ProcessGroup, count: int, like: Array, dtype: Any) -> Array:
-        """Return a flat array of at least ``count`` elements, symmetric on ``group`` if it can be.
+        """Return a flat array of at least ``count`` elements, symmetric on ``group`` if possible.
 
-        Free ones that are too small are let go, so that there are never more than are in use at a
-        time, each as large as the largest.
+        If all free arrays are too small, they are dropped. This limits the pool to the maximum
+        number of arrays in use at a time.
         """
         model = namespace(like).empty(0, dtype=dtype)
         free = self._free.setdefault((group.id, placement(model)), [])
@@ -124,14 +124,14 @@ class Pool:
         return best
 
     def give(self, group: ProcessGroup, array: Array) -> None:
-        """Take back an array; nobody may use it or a view of it any more."""
+        """Return an array to the pool; it and its views must not be used afterwards."""
         self._free.setdefault((group.id, placement(array)), []).append(array)
 
 
 class ShardGather:
-    """Gathers the wholes of some parts of one dtype; ``release`` gives their memory back.
+    """A gather of whole arrays, in progress or complete; ``release`` returns their memory.
 
-    ``arrays`` are this rank's parts over ``group``; they are cast to ``dtype`` on the way.
+    ``arrays`` are this rank's parts over ``group``; they are cast to ``dtype`` first.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class ShardGather:
             self._works.append(group.all_gather(parts, parts[me], async_op=True))
 
     def finish(self) -> list[Array]:
-        """Wait for the wholes and return them."""
+        """Wait for the whole arrays and return them."""
         for work in self._works:
             work.wait()
         if self._works and self._layout.packed:
@@ -179,7 +179,7 @@ class ShardGather:
         return self._wholes
 
     def release(self) -> None:
-        """Give the memory back: the wholes are used no more."""
+        """Return the memory to the pool; the whole arrays must not be used afterwards."""
         self._wholes = []
         if self._flat is not None:
             self._pool.give(self._group, self._flat)
@@ -187,9 +187,9 @@ class ShardGather:
 
 
 class GradientBuffer:
-    """Flat memory for the gradients of whole arrays of ``shapes``, of one dtype.
+    """Flat memory for the gradients of whole arrays, of one dtype.
 
-    Its ``views`` have these shapes. ``release`` gives the memory back.
+    Its ``views`` have these ``shapes``. ``release`` returns the memory.
     """
 
     def __init__(
@@ -206,21 +206,20 @@ class GradientBuffer:
         self.views: list[Array] = [self.layout.whole(self.flat, i) for i in range(len(shapes))]
 
     def collect(self, grads: Sequence[Array | None]) -> None:
-        """Bring the gradients here, wherever they are. A missing one is zero."""
+        """Copy gradients into the buffer, unless they are its views. None means zeros."""
         for view, grad in zip(self.views, grads, strict=True):
             put(view, grad)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Return the memory to the pool."""
         self.views = []
         self._pool.give(self._group, self.flat)
 
 
 class GradientReduction:
-    """Averages the gradients in ``buffer`` over ``group``, each rank its parts of them.
+    """An average of the gradients in ``buffer``, of which each rank gets its parts.
 
-    Then, with ``replicas``, the parts over those. ``earlier`` is what a pass without replicas has
-    left, to be added before that.
+    Reduce-scatters over ``group``, then, with ``replicas``, all-reduces the parts over these.
     """
 
     def __init__(
@@ -252,10 +251,10 @@ class GradientReduction:
         self._works.append(group.reduce_scatter(output, inputs, ReduceOp.AVG, async_op=True))
 
     def scattered(self, earlier: Array | None = None) -> Array:
-        """Wait until this rank's parts are there, give back the memory of the wholes.
+        """Wait for this rank's parts, and return the memory of the whole gradients.
 
-        Adds ``earlier``, what the same parts had before; begins the average over the replicas, if
-        there are any. Returns the parts' gradients, flat.
+        Adds ``earlier``, the gradients that a pass without replicas left for these parts. Then
+        starts the average over the replicas, if any. Returns the parts' gradients, flat.
         """
         self._wait()
         self._buffer.release()
@@ -267,7 +266,7 @@ class GradientReduction:
         return self._result
 
     def finish(self) -> list[Array]:
-        """Wait for the averages; return those of this rank's parts, flat."""
+        """Wait for the averages; return each of this rank's parts, flat."""
         self._wait()
         return [self._grads[i] for i in range(len(self._grads))]
 

@@ -1,4 +1,4 @@
-"""``DistributedDataParallel``: the same model on every rank, each with its share of the data."""
+"""``DistributedDataParallel``: the same model on every rank, trained on different data."""
 
 from __future__ import annotations
 
@@ -34,47 +34,47 @@ class _StepPhase(enum.IntEnum):
 
 
 class DistributedDataParallel(Module, Joinable):
-    """Trains ``module`` on several ranks as one process would on all their samples.
+    """Data parallel training of ``module``: averages gradients over ranks after each backward.
 
-    The wrapper of a pytree of JAX arrays is ``parallel.jax.DistributedDataParallel``, which has
-    methods of its own.
+    For pytrees of JAX arrays, use ``parallel.jax.DistributedDataParallel``; its methods differ.
 
     Construction compares the parameters' names, shapes and dtypes over the ranks, and copies group
-    rank 0's parameters and buffers to all. Each ``backward`` then averages the gradients over the
-    group, in buckets, each reduced as soon as it is complete, while the rest of the backward pass
+    rank 0's parameters and buffers to all ranks. Each ``backward`` averages the gradients in
+    buckets. A bucket is reduced as soon as it is complete, while the rest of the backward pass
     computes. After ``backward`` returns, ``grad`` of each parameter holds the average. Buckets are
-    in the group's symmetric memory, where it has such: no copy is staged.
+    in the group's symmetric memory if it has any, which saves staging copies.
 
     A rank may have one forward pass outstanding when it synchronises. With several microbatches,
-    put all backward passes but the last under ``no_sync``: their gradients accumulate locally, and
-    the last one reduces the sum.
+    run all backward passes but the last inside ``no_sync``: their gradients accumulate locally,
+    and the last one reduces the sum.
 
     Parameters may be frozen and unfrozen later (``requires_grad``), on all ranks between the same
-    two steps. After a synchronised backward that failed, the ranks are out of step: every later
-    one raises and says what to do.
+    two steps. After a failed synchronised backward, the ranks are out of step: every later backward
+    raises an error that says what to do.
 
     Args:
-        module: The model; its parameters are fixed from here on.
+        module: The model; its set of parameters must not change afterwards.
         process_group: The replicas: ``mesh["dp"]``, any other mesh or group, or None for the
             default group. Over several mesh dimensions (``mesh["dp", "cp"]``) gradients are
             averaged over all of them.
-        bucket_cap_mb: The size of buckets in MiB; the first one is 1 MiB, or smaller if this is.
+        bucket_cap_mb: The bucket size in MiB; the first bucket has at most 1 MiB.
         broadcast_buffers: Copy rank 0's buffers to all ranks before each training forward whose
             backward synchronises.
-        init_sync: Compare the ranks' models and copy rank 0's values at construction. Without it,
-            equal replicas are the caller's promise.
-        find_unused_parameters: Parameters may go unused in a step, and other ones on other ranks.
-            Their share counts as zero; what nobody used keeps its gradient as it was. Costs a small
-            all-reduce a step. Without it, an unused parameter is an error that names it.
-        gradient_as_bucket_view: Gradients are views of the buckets: saves one copy of all
-            gradients, in memory and in time.
-        static_graph: The same parameters are used in each step. What goes unused in the first one
-            is then allowed, and the small all-reduce is made only once.
-        mixed_precision: Compute, or average, in other dtypes than that of the parameters.
+        init_sync: Compare the ranks' models and copy rank 0's values at construction. If False,
+            the caller guarantees equal replicas.
+        find_unused_parameters: Allow steps in which a rank uses only some of the parameters. An
+            unused parameter counts as a gradient of zero; one that no rank used keeps its gradient.
+            Costs a small all-reduce per step. If False, an unused parameter raises an error that
+            names it.
+        gradient_as_bucket_view: Make gradients views of the buckets, which saves the memory and
+            the time of one copy of all gradients.
+        static_graph: Every step uses the same parameters. Parameters that the first step does not
+            use are allowed, and the small all-reduce is made only once.
+        mixed_precision: Dtypes to compute or average in, instead of the parameters' dtype.
 
     Raises:
-        ValueError: When the ranks' models or options differ (naming the first that does), or for a
-            bucket size that is not positive.
+        ValueError: When the ranks' models or options differ (naming the first difference), or for
+            a bucket size that is not positive.
         TypeError: For arguments of another type.
         RuntimeError: For a model without trainable parameters.
     """
@@ -97,8 +97,8 @@ class DistributedDataParallel(Module, Joinable):
         with raise_on_all_ranks(self.process_group if init_sync else None):
             if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
-                    f"module must be a parallel.nn.Module, got {describe(module)}; a pytree of JAX"
-                    " arrays is wrapped by parallel.jax.DistributedDataParallel"
+                    f"module must be a parallel.nn.Module, got {describe(module)}; for a pytree of"
+                    " JAX arrays, use parallel.jax.DistributedDataParallel"
                 )
             cap = cap_in_bytes(bucket_cap_mb)
             if not isinstance(mixed_precision, MixedPrecision | None):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -158,7 +158,7 @@ class DistributedDataParallel(Module, Joinable):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return ``module``'s output for this rank's share of the data."""
+        """Return ``module``'s output for this rank's data."""
         due = self.training and self._sync and self.broadcast_buffers and not self.outstanding
         if due and any(True for _ in self.module.buffers()):
             with Join.notify_join_context(self, _StepPhase.FORWARD) as join:
@@ -177,7 +177,7 @@ class DistributedDataParallel(Module, Joinable):
         """Run ``module.backward`` and average the gradients, unless inside ``no_sync``.
 
         Raises RuntimeError without a matching forward, when other forward passes are outstanding
-        (their gradients would come too late), and for unused parameters.
+        (their gradients would be too late), and for unused parameters.
         """
         if self._sync and self.outstanding > 1:
             raise others_wait(self.outstanding - 1)
@@ -191,10 +191,10 @@ class DistributedDataParallel(Module, Joinable):
         return self._synchronised(compute) if self._sync else self._timed(compute)
 
     def average_after(self, compute: Callable[[], object]) -> None:
-        """Call ``compute``, which completes gradients of passes under ``no_sync``; average them.
+        """Call ``compute``, which completes gradients accumulated in ``no_sync``; average them.
 
-        For a backward in two halves (``Module.deferring``): the last second half is ``compute``.
-        Gradients that are complete already are averaged, too.
+        For a backward in two halves (``Module.deferring``), ``compute`` is the last second half.
+        Gradients that are already complete are averaged as well.
 
         Raises RuntimeError for parameters without a gradient, unless unused ones were allowed.
         """
@@ -217,21 +217,21 @@ class DistributedDataParallel(Module, Joinable):
                     if self._gradients.reducer.failure is None:
                         error.add_note(
                             "A backward pass of DistributedDataParallel ended here before its "
-                            "gradients were reduced; the other ranks may wait for this one. "
+                            "gradients were reduced; other ranks may be waiting for this one. "
                             f"{WHAT_TO_DO}"
                         )
                         self._gradients.fail(error)
                     raise
         finally:
-            # Over are also parts of the forward that the loss did not depend on; and after an
-            # error all of it, so that the module can be wrapped again.
+            # Also discards forward parts that the loss did not depend on and, after an error,
+            # the whole pass, which allows wrapping the module again.
             self.module.discard_saved()
         self.statistics = self._gradients.reducer.stopwatch.finish()
         return result
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
-        """Within this context ``backward`` accumulates gradients locally and reduces nothing."""
+        """Return a context in which ``backward`` accumulates gradients without reducing them."""
         before, self._sync = self._sync, False
         try:
             yield
@@ -241,25 +241,25 @@ class DistributedDataParallel(Module, Joinable):
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Reduce each bucket with ``hook(state, bucket)`` instead of the plain average.
 
-        The hook gets a ``GradBucket`` and returns a ``Future`` of the flat array to write back; it
-        is responsible for dividing by the number of ranks. One that averages over some of the
-        replicas only says so by ``bucket.set_group``. Raises TypeError when it cannot be
-        called, RuntimeError when a hook was registered before.
+        The hook is called with a ``GradBucket`` and returns a ``Future`` of the flat array to write
+        back; it must divide by the number of ranks. A hook that averages over only some of the
+        replicas must call ``bucket.set_group``. Raises TypeError when ``hook`` is not callable,
+        RuntimeError when a hook was registered before.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")
         if self._custom_hook:
-            raise RuntimeError("a communication hook was registered already; only one can be")
+            raise RuntimeError("a communication hook is registered already; expected only one")
         self._custom_hook = True
         self._set_hook(state, hook)
 
     def move_to(self, mesh: DeviceMesh) -> None:
-        """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
+        """Continue with the replicas of ``mesh`` along the same dims as before.
 
-        All of them call. Nothing of the old group is used again; gradients are dropped. The values
-        of parameters and buffers are the caller's affair, and so is a group that a communication
-        hook of yours has as its state. Raises ValueError when the wrapper was
-        not made over a slice of a mesh with names.
+        All these ranks must call. The old group is not used again, and gradients are dropped. The
+        caller must update the values of parameters and buffers, and any group in the state of a
+        communication hook. Raises ValueError when the wrapper was not made over a slice of a mesh
+        with names.
         """
         self._ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
         self.process_group = resolve(self._ranks, "mesh")
@@ -279,13 +279,13 @@ class DistributedDataParallel(Module, Joinable):
         """Return a context in which ranks may run out of inputs at different times; see ``Join``.
 
         Args:
-            divide_by_initial_world_size: Go on dividing by the number of all ranks, so that each
-                sample weighs the same; or else by the number of those that still have inputs.
+            divide_by_initial_world_size: Divide by the number of all ranks, which gives each sample
+                the same weight. If False, divide by the number of ranks that still have inputs.
             enable: False makes the context do nothing.
             throw_on_early_termination: Raise as soon as one rank is out of inputs.
-            optimizer: One whose state the ranks that stopped early take over in the end, as they
-                do the parameters: needed when training goes on with an optimizer that has state.
-                Or one that takes part itself, ``ZeroRedundancyOptimizer``.
+            optimizer: At the end, ranks that stopped early copy this optimizer's state as they do
+                the parameters. Needed to continue training with an optimizer that has state. An
+                optimizer that communicates itself (``ZeroRedundancyOptimizer``) joins as well.
         """
         joinables: list[Joinable] = [self]
         if isinstance(optimizer, Joinable):
@@ -305,7 +305,7 @@ class DistributedDataParallel(Module, Joinable):
         return self.process_group
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook for one ``Join``; it understands ``divide_by_initial_world_size``."""
+        """Return the hook for one ``Join``; it accepts ``divide_by_initial_world_size``."""
         self._average_over_all = kwargs.get("divide_by_initial_world_size", True)
         return FunctionsHook(self._shadow, lambda _, source: self._copy_from(source))
 
@@ -325,7 +325,7 @@ class DistributedDataParallel(Module, Joinable):
         self._broadcast_buffers(source)
 
     def _scale(self, group: ProcessGroup | None) -> float:
-        """Return the factor that turns the average over ``group`` into the wanted average."""
+        """Return the factor from the average over ``group`` to the average over active ranks."""
         if self.join_context is None or self._average_over_all or group is None:
             return 1.0
         active = len(self.join_context.active_in(group))
@@ -335,8 +335,8 @@ class DistributedDataParallel(Module, Joinable):
     def buckets(self) -> list[list[str]]:
         """The paths of the parameters in each bucket, in the order of reduction.
 
-        After the first synchronised step buckets are rebuilt, in the order in which gradients
-        came; the second one is the first to use them.
+        After the first synchronised step the buckets are rebuilt in the order in which gradients
+        became ready. The second step is the first to use these.
         """
         return self._gradients.reducer.buckets
 

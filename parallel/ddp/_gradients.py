@@ -1,4 +1,4 @@
-"""The gradients of parameters, averaged by a reducer as backward completes them."""
+"""The connection between parameters and the reducer that averages their gradients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from parallel.nn._parameter import Parameter, RemovableHandle
 
 
 def check_same_model(module: Module, group: ProcessGroup, **options: object) -> None:
-    """Raise ValueError, on every rank, when a rank's parameters or buffers are not rank 0's.
+    """Raise ValueError on every rank if parameters, buffers or ``options`` differ between ranks.
 
-    Nor may ``options`` differ. It names, for each rank that differs, the first entry that does.
+    The message names the first difference from rank 0 for each rank.
     """
     parameters = describe_parameters(module.named_parameters())
     buffers = [f"buffer {path} {written(b.data)}" for path, b in module.named_buffers()]
@@ -25,7 +25,7 @@ def check_same_model(module: Module, group: ProcessGroup, **options: object) -> 
 
 
 def describe_parameters(named: Iterable[tuple[str, Parameter]]) -> list[str]:
-    """Return one line for each parameter."""
+    """Return a line with path, dtype, shape and frozen state for each parameter."""
     return [
         f"parameter {path} {written(p.data)}{'' if p.requires_grad else ' (frozen)'}"
         for path, p in named
@@ -33,9 +33,9 @@ def describe_parameters(named: Iterable[tuple[str, Parameter]]) -> list[str]:
 
 
 class ParameterGradients:
-    """Tells a reducer which gradients of ``named`` are complete, and writes the averages back.
+    """The owner of gradients for a reducer: reports complete ones and writes averages back.
 
-    ``as_views``: gradients are views of the buckets.
+    With ``as_views``, gradients are views of the buckets.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class ParameterGradients:
     def begin(self, *, accumulated: bool = False) -> None:
         """Prepare for a backward pass whose forward has run.
 
-        ``accumulated``: a gradient that is there, and waits for no other use, is complete.
+        With ``accumulated``, an existing gradient that has no outstanding use is complete.
 
-        Raises RuntimeError for parameters that the forward did not use, unless unused parameters
-        were allowed, and after a pass that failed; ValueError when other ranks froze others.
+        Raises RuntimeError for parameters that the forward did not use (unless unused parameters
+        are allowed) and after a failed pass; ValueError when the ranks froze different parameters.
         """
         trained = self._trained()
         idle = [number for number in trained if not self._parameters[number].uses]
@@ -81,14 +81,14 @@ class ParameterGradients:
             self.reducer.ready(number, self._parameters[number].grad)
 
     def shadow(self, scale: Scale) -> None:
-        """Make the calls of a pass of the other ranks, with gradients of zero."""
+        """Join in the collectives of the other ranks' pass, with gradients of zero."""
         trained = self._trained()
         for number in trained:
             self._parameters[number].grad = None
         self.reducer.shadow(trained, scale)
 
     def fail(self, error: BaseException) -> None:
-        """Give up on the pass under way because of ``error``, and on all later ones."""
+        """Abort the current pass because of ``error``, and make all later ones fail."""
         self.reducer.fail(error)
         self._stop_listening()
 
@@ -109,14 +109,14 @@ class ParameterGradients:
     def _on_complete(self, number: int, parameter: Parameter) -> None:
         self.reducer.ready(number, parameter.grad)
 
-    # What the reducer asks of the owner of gradients
+    # The reducer's GradientOwner protocol
 
     def accumulated(self, number: int) -> Array | None:
-        """Return the parameter's gradient, None if it has none."""
+        """Return the parameter's gradient, or None if it has none."""
         return self._parameters[number].grad
 
     def rehome(self, views: Mapping[int, Array]) -> None:
-        """Let gradients live in their ``views`` of new buckets, if they are to."""
+        """With ``as_views``, store gradients in these ``views`` of new buckets."""
         if self._as_views:
             for number, parameter in enumerate(self._parameters):
                 parameter.set_grad_home(views.get(number))

@@ -1,4 +1,4 @@
-"""Fully sharded data parallel training: each rank keeps 1/n of a model's state."""
+"""Fully sharded data parallel training: each rank stores 1/n of a model's state."""
 
 from parallel.fsdp._clip import clip_grad_norm_
 from parallel.fsdp._fully_shard import fully_shard

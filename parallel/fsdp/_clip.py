@@ -1,4 +1,4 @@
-"""Clipping by the global norm of the gradients, also of sharded parameters."""
+"""Gradient clipping by the global norm, including sharded parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parallel._core.replicas import check_same, describe_options
 from parallel._groups import GroupLike, resolve
 from parallel.nn._parameter import Parameter
 
-_LEAST = 1e-6  # as in torch: keeps the factor finite where the norm is 0
+_LEAST = 1e-6  # as in torch: keeps the factor finite when the norm is 0
 
 
 def clip_grad_norm_(
@@ -29,15 +29,15 @@ def clip_grad_norm_(
     """Scale all gradients, in place, so that their global norm is at most ``max_norm``.
 
     Each gradient counts once. For sharded parameters (``fully_shard``, tensor parallel layers on
-    a mesh) the shards of all ranks count, by one small all-reduce for each set of mesh dims. Other
-    parameters have equal gradients on all ranks, and this rank's count. All ranks must call.
+    a mesh) the shards of all ranks count, with one small all-reduce per set of mesh dims. Other
+    parameters must have equal gradients on all ranks; their norm is local. All ranks must call.
 
     Args:
         parameters: The parameters to clip; one without a gradient counts as zero.
         max_norm: The largest norm allowed.
         norm_type: 2 for the root of the sum of squares, any other positive number, or ``math.inf``.
         error_if_nonfinite: Raise RuntimeError, and scale nothing, when the norm is not finite.
-        mesh: Ranks with other parameters that also count: ``mesh["pp"]``.
+        mesh: Ranks whose different parameters also count, such as ``mesh["pp"]``.
 
     Returns:
         The norm before clipping, the same on all ranks.
@@ -50,7 +50,7 @@ def clip_grad_norm_(
 
     TypeError and ValueError are raised on all ranks that hold shards of the same parameters.
     """
-    wrong, listed, asked = None, [], []
+    wrong, listed, options = None, [], []
     try:
         listed = [parameters] if isinstance(parameters, Parameter) else list(parameters)
         for i, parameter in enumerate(listed):
@@ -58,15 +58,15 @@ def clip_grad_norm_(
         check_nonnegative(max_norm=max_norm, norm_type=norm_type)
         if not norm_type > 0:
             raise ValueError(f"norm_type must be positive, got {describe(norm_type)}")
-        asked = describe_options(
+        options = describe_options(
             max_norm=float(max_norm),
             norm_type=float(norm_type),
             error_if_nonfinite=bool(error_if_nonfinite),
         )
-    except (TypeError, ValueError) as error:  # raised below, once the other ranks know of it
+    except (TypeError, ValueError) as error:  # raised below, after the other ranks were informed
         wrong = error
     op = ReduceOp.MAX if norm_type == math.inf else ReduceOp.SUM
-    agreed = _CheckedReduction(wrong or asked, op)
+    agreed = _CheckedReduction(wrong or options, op)
     sums: dict[ProcessGroup | None, float] = {}
     for parameter in listed:
         if isinstance(parameter, Parameter):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -101,9 +101,9 @@ def _split_over(parameter: Parameter) -> ProcessGroup | None:
 
 
 def _powers(grad: Array | None, norm_type: float) -> float:
-    """Return the sum of the elements' absolute values to the power ``norm_type``, or the largest.
+    """Return the sum of ``abs(grad) ** norm_type``, or the maximum of ``abs(grad)`` for inf.
 
-    In at least single precision.
+    Computes in at least single precision.
     """
     if grad is None or not grad.size:
         return 0.0
@@ -121,20 +121,21 @@ def _joined(op: ReduceOp, a: float, b: float) -> float:
 
 
 class _CheckedReduction:
-    """Reduces numbers, and checks in the same call that all ranks passed the same options.
+    """A reduction of numbers that also checks that all ranks passed the same options.
 
-    ``asked`` has one line per option, or is the error in this rank's arguments.
+    ``options`` has one line per option, or is the error in this rank's arguments.
     """
 
-    def __init__(self, asked: Sequence[str] | TypeError | ValueError, op: ReduceOp) -> None:
-        self._asked, self._op = asked, op
-        # Small enough for the sum of its squares to be exact; 0: something is wrong.
-        self._mark = 0 if isinstance(asked, Exception) else crc32(repr(asked).encode()) % 0xFFFF + 1
+    def __init__(self, options: Sequence[str] | TypeError | ValueError, op: ReduceOp) -> None:
+        self._options, self._op = options, op
+        # A hash that is small enough for an exact sum of its squares; 0 marks an error.
+        failed = isinstance(options, Exception)
+        self._mark = 0 if failed else crc32(repr(options).encode()) % 0xFFFF + 1
 
     def reduced(self, value: float, group: ProcessGroup) -> float:
         """Return ``value``, reduced over the group.
 
-        Raises one rank's error in its arguments on all ranks, and ValueError if options differ.
+        Raises the argument error of any rank on all ranks, and ValueError if options differ.
         """
         size, mark = group.size(), self._mark
         if size == 1:
@@ -144,5 +145,5 @@ class _CheckedReduction:
         marks, others = int(numbers[1]), int(numbers[2])
         same = marks == -others if self._op is ReduceOp.MAX else marks * marks == others * size
         if not same:
-            check_same(self._asked, group, "what clip_grad_norm_ was asked for")
+            check_same(self._options, group, "the arguments of clip_grad_norm_")
         return numbers[0]

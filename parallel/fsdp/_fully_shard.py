@@ -1,4 +1,4 @@
-"""``fully_shard``: the modules that share gathers, and the parts that a rank keeps."""
+"""``fully_shard``: sharding of a module's parameters over ranks."""
 
 from __future__ import annotations
 
@@ -30,28 +30,29 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy | None = None,
     ignored_params: Iterable[Parameter] = (),
 ) -> _M:
-    """Shard the parameters of ``module`` over n ranks; gather them when needed.
+    """Shard the parameters of ``module`` over n ranks, to be gathered only while in use.
 
     Changes the module in place and returns it. From then on each parameter's ``data`` and ``grad``
     are this rank's shard (rows, by ceiling division). Its ``value``, and its entry in
     ``state_dict``, is the whole array as a DArray.
 
-    Forward and backward gather a module's parameters before they compute, and the next module's
-    meanwhile. After backward, ``grad`` holds the averaged gradients. An optimizer works on the
-    shards, so its state is 1/n as well.
+    Forward and backward gather a module's parameters before they compute, and meanwhile prefetch
+    the next module's. After backward, ``grad`` holds the averaged gradients. An optimizer works on
+    the shards, so its state is also 1/n of the whole.
 
-    One call makes one group of parameters that are gathered and reduced together: those of
-    ``module`` and all modules below it that were not fully sharded before. So begin with the
-    layers and end with the whole model::
+    One call makes one group of parameters, which are gathered and reduced together: the parameters
+    of ``module`` and of all submodules that are not fully sharded yet. So begin with the layers and
+    end with the whole model::
 
         for block in model.blocks:
             fully_shard(block, mesh["dp_shard"])
         fully_shard(model, mesh["dp_shard"])
 
-    Each rank keeps its own values of its shard, so initialise all ranks alike, or load a
-    checkpoint. Parameters may be frozen and unfrozen between two steps, and shared by modules.
-    Tensor parallel layers may have split them, if both meshes are slices of one mesh. A module must
-    not keep ``parameter.data``, nor views of it, from forward to backward: its memory is reused.
+    Each rank keeps its own values for its shard, so initialise all ranks alike, or load a
+    checkpoint. Parameters may be frozen and unfrozen between two steps, and modules may share
+    them. Tensor parallel layers may have split them, if both meshes are slices of one mesh. A
+    module must not keep ``parameter.data``, or views of it, from forward to backward: its memory
+    is reused.
 
     Rajbhandari et al., "ZeRO", arXiv:1910.02054 (stage 3; without ``reshard_after_forward`` about
     stage 2); Zhao et al., "PyTorch FSDP", arXiv:2304.11277.
@@ -59,15 +60,15 @@ def fully_shard(
     Args:
         module: A ``parallel.nn.Module``; it becomes an ``FSDPModule`` as well.
         mesh: A slice of one dim, over which to shard. With two dims (HSDP), parameters are
-            replicated over the first and sharded over the second; all replicas begin with the
-            first one's values. None: the mesh of the ``with mesh:`` block around the call.
+            replicated over the first and sharded over the second; all replicas start with the
+            first replica's values. None: the mesh of the enclosing ``with mesh:`` block.
         reshard_after_forward: True frees the whole parameters after forward and gathers them again
-            for backward; False keeps them. A number k that divides the ranks keeps 1/k of them, to
-            be gathered over k consecutive ranks of the mesh. None: True, but False for the
-            outermost module, whose backward comes at once.
-        mp_policy: Dtypes to compute, reduce and return in; by default the parameters'.
+            for backward; False keeps them. A number k, which must divide the number of ranks, keeps
+            1/k of them, and backward gathers over k consecutive ranks of the mesh. None: False for
+            the outermost module, whose backward follows at once, and True for others.
+        mp_policy: Dtypes to compute, reduce and return in; by default the parameters' dtype.
         ignored_params: Parameters of ``module`` that stay whole and whose gradients are not
-            reduced, such as experts that no other rank has.
+            reduced, such as experts that only this rank has.
 
     Returns:
         The ``module``.
@@ -75,11 +76,11 @@ def fully_shard(
     Raises:
         TypeError: If ``mesh`` is not a mesh; on every rank, for a module, number, policy or
             parameter of the wrong type.
-        ValueError: For a mesh of more than two dims, or no mesh outside of any ``with mesh:``
-            block. On every rank: for a number that does not divide the mesh's size, a module that
-            was fully sharded before, or a parameter without dims. Also on every rank, if parameters
-            or options differ between ranks; the error names the first that does.
-        MeshDimError: If tensor parallel layers lie on a mesh with another root.
+        ValueError: For a mesh of more than two dims, or without a mesh outside of any
+            ``with mesh:`` block. On every rank: for a number that does not divide the mesh's size,
+            a module that is fully sharded already, or a parameter without dims. Also on every
+            rank, if parameters or options differ between ranks; the error names the first one.
+        MeshDimError: If the mesh of the tensor parallel layers has another root.
     """
     mesh = current_mesh() if mesh is None else mesh
     where = check_shard_mesh(mesh)
@@ -109,8 +110,7 @@ def fully_shard(
     sharded = cast(FSDPModule, module)
     sharded._fsdp = ModuleState(sharded, group, borrowed, policy)  # pyright: ignore[reportPrivateUsage]
     log_of(mesh.process_group).info(
-        "fully_shard on %s: %s with %d parameters, %d parts of them here; reshard_after_forward=%s"
-        " %s",
+        "fully_shard on %s: %s with %d elements in %d parameters; reshard_after_forward=%s %s",
         mesh,
         type(module).__qualname__,
         sum(math.prod(part.whole_shape) for part in group.parts),
@@ -131,8 +131,7 @@ def _managed(
 ) -> tuple[list[tuple[str, Parameter]], list[ParameterGroup]]:
     """Return the parameters that become ``module``'s own, and the groups that it borrows from.
 
-    Those are of modules outside, or of fully sharded ones inside, whose parameters modules that
-    are not fully sharded by themselves use as well.
+    It borrows from the groups of other fully sharded modules with which it shares parameters.
     """
     own: dict[Parameter, str] = {}
     borrowed: list[ParameterGroup] = []
@@ -147,7 +146,7 @@ def _managed(
             elif not parameter.shape:
                 raise ValueError(
                     f"{where}: parameter {path_of} is a single number, which cannot be split over"
-                    " ranks; expected at least one dim: give it the shape (1,)"
+                    " ranks; expected at least one dim, such as the shape (1,)"
                 )
             else:
                 own[parameter] = path_of
@@ -155,7 +154,7 @@ def _managed(
 
 
 def _not_sharded(module: Module, path: str) -> Iterator[tuple[str, Module]]:
-    """Yield (path, module) for ``module`` and those below it, without fully sharded ones."""
+    """Yield (path, module) for ``module`` and its submodules, skipping fully sharded ones."""
     yield path, module
     for name, child in module.named_children():
         if not isinstance(child, FSDPModule):
@@ -163,18 +162,18 @@ def _not_sharded(module: Module, path: str) -> Iterator[tuple[str, Module]]:
 
 
 def _check_module(module: Any, where: str) -> None:
-    """Raise for a value that is not a module that ``fully_shard`` can be applied to."""
+    """Raise unless ``fully_shard`` can be applied to the value."""
     if not isinstance(module, Module):
         raise TypeError(f"{where}: module must be a parallel.nn.Module, got {describe(module)}")
     if isinstance(module, FSDPModule):
         raise ValueError(
-            f"{where}: module {type(module).__qualname__} was fully sharded before; expected a"
+            f"{where}: module {type(module).__qualname__} is fully sharded already; expected a"
             " module to which fully_shard was not applied"
         )
 
 
 def _check_resharding(value: Any, shards: int, where: str) -> int | None:
-    """Return over how many ranks parameters are sharded between forward and backward."""
+    """Return the number of ranks over which to shard between forward and backward."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -192,7 +191,7 @@ def _check_resharding(value: Any, shards: int, where: str) -> int | None:
 
 
 def _consecutive(mesh: DeviceMesh, size: int) -> Any:
-    """Return the group of this rank and the ``size`` - 1 others beside it in the last dim."""
+    """Return this rank's group of ``size`` consecutive ranks along the last dim."""
     last = mesh[mesh.ndim - 1]
     names = last.mesh_dim_names
     new = None if names is None else [f"{names[0]}_{part}{size}" for part in ("by", "in")]

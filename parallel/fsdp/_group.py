@@ -1,4 +1,4 @@
-"""The parameters of one ``fully_shard``: kept in parts, gathered together, reduced together."""
+"""The parameters of one ``fully_shard`` call, which are gathered and reduced together."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from parallel.nn._precision import MixedPrecisionPolicy
 
 
 class ParameterShard(GlobalPart):
-    """This rank's part of ``parameter``, along dim 0 over the last dim of ``mesh``.
+    """This rank's shard of ``parameter``: dim 0, split over the last dim of ``mesh``.
 
-    ``parameter.data`` and ``grad`` are the part, or, while it is lent, the whole, of
-    ``whole_shape``. The gradient of the other is kept here: ``part_grad`` while the whole is lent,
-    ``pending`` (what was not reduced yet) while it is not.
+    ``parameter.data`` and ``grad`` are the shard's. While the shard is lent, they are those of the
+    whole parameter, of shape ``whole_shape``. Meanwhile ``part_grad`` holds the shard's gradient.
+    While it is not lent, ``pending`` holds the whole gradient that is not reduced yet.
     """
 
     def __init__(self, parameter: Parameter, mesh: DeviceMesh, group: ParameterGroup) -> None:
@@ -34,8 +34,8 @@ class ParameterShard(GlobalPart):
         self._place(mesh, namespace(whole).array(whole[self._rows(mesh)], order="C"))
 
     def _place(self, mesh: DeviceMesh, array: Array) -> None:
-        """Keep ``array`` as the part on ``mesh``, without a gradient."""
-        super().__init__(*self._lies(mesh))
+        """Store ``array`` as the shard on ``mesh``, without a gradient."""
+        super().__init__(*self._global_layout(mesh))
         self.part_grad: Array | None = None
         self.pending: Array | None = None
         parameter = self.parameter
@@ -43,11 +43,11 @@ class ParameterShard(GlobalPart):
         parameter.data = array
         parameter.global_part = self
 
-    def _lies(self, mesh: DeviceMesh) -> tuple[Sharding, tuple[int, ...]]:
-        """Return the parameter's sharding once dim 0 is split over ``mesh``, and its global shape.
+    def _global_layout(self, mesh: DeviceMesh) -> tuple[Sharding, tuple[int, ...]]:
+        """Return the sharding with dim 0 split over ``mesh``, and the parameter's global shape.
 
-        If a tensor parallel layer has split it already, the sharding has the dims of both meshes.
-        Dim 0 is split by the layer's dims first, then by the last dim of ``mesh``.
+        If a tensor parallel layer has split the parameter already, the sharding has the dims of
+        both meshes. Dim 0 is split by the layer's dims first, then by the last dim of ``mesh``.
         """
         last, outer = mesh.ndim - 1, self._split
         if outer is None:
@@ -64,11 +64,11 @@ class ParameterShard(GlobalPart):
     def move_to(self, mesh: DeviceMesh) -> None:
         """Become this rank's shard on another mesh.
 
-        A shard that changes its size is zeroed: the caller fills in the values.
+        A shard of another size becomes zero; the caller must fill in the values.
         """
         old, rows = self.array, self._rows(mesh)
         height = rows.stop - rows.start
-        # A rank that joined held the whole parameter, as the only shard.
+        # A rank that has just joined was the only shard, with the whole parameter.
         part = namespace(old).array(old[rows], order="C") if old.shape == self.whole_shape else old
         if part.shape[0] != height:
             part = namespace(old).zeros((height, *self.whole_shape[1:]), dtype=old.dtype)
@@ -76,7 +76,7 @@ class ParameterShard(GlobalPart):
 
     @property
     def array(self) -> Array:
-        """The part."""
+        """The shard."""
         return self.parameter.data if self._lend_from is None else self._lend_from
 
     @property
@@ -85,7 +85,7 @@ class ParameterShard(GlobalPart):
         return self._lend_from is not None
 
     def lend(self, whole: Array) -> None:
-        """Let modules compute with ``whole``, and add to its gradient."""
+        """Make ``parameter`` the array ``whole``; modules compute with it and add gradients."""
         parameter = self.parameter
         part = self._lend_from = parameter.data
         parameter.data, parameter.other_grad_dtype = whole, part.dtype
@@ -93,7 +93,7 @@ class ParameterShard(GlobalPart):
         self.pending = None
 
     def take_back(self) -> None:
-        """Let ``parameter`` be the part again."""
+        """Make ``parameter`` the shard again."""
         parameter = self.parameter
         parameter.data, parameter.other_grad_dtype = self._lend_from, None
         self._lend_from = parameter.grad_home = None
@@ -102,7 +102,7 @@ class ParameterShard(GlobalPart):
 
     @property
     def whole_grad(self) -> Array | None:
-        """The gradient of the whole that this rank has computed and that was not reduced yet."""
+        """This rank's gradient of the whole parameter, before the reduction."""
         return self.parameter.grad if self.lent else self.pending
 
     @whole_grad.setter
@@ -113,7 +113,7 @@ class ParameterShard(GlobalPart):
             self.pending = grad
 
     def add_grad(self, grad: Array) -> None:
-        """Add ``grad``, which was reduced, to the part's gradient; it is taken over."""
+        """Add the reduced ``grad`` to the shard's gradient; ``grad`` may be kept or modified."""
         grad = grad.reshape(self.array.shape).astype(self.array.dtype, copy=False)
         own = self.part_grad if self.lent else self.parameter.grad
         if own is not None:
@@ -125,9 +125,9 @@ class ParameterShard(GlobalPart):
 
 
 class ParameterGroup:
-    """Parameters that are sharded over the last dim of ``mesh``, and replicated over the others.
+    """Parameters that are sharded over the last dim of ``mesh``, and replicated over the first.
 
-    ``holders`` counts the modules that compute with them at the moment.
+    ``holders`` counts the modules that currently compute with them.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ParameterGroup:
         self.reshard_after_forward: bool | None = None
         self.reshard_after_backward = True
         self.forward_group: ProcessGroup | None = None
-        """Over which ranks parameters are sharded from forward to backward, if not over all."""
+        """The ranks over which to shard from forward to backward; None: all."""
         self.sync = True
         self.all_reduce = True
         self._begin(Pool())
@@ -156,11 +156,11 @@ class ParameterGroup:
         self.pool: Pool = pool
         self.holders: int = 0
         self._gathers: list[tuple[list[int], ShardGather]] = []
-        """Those under way, with the places in ``parts`` of what they gather."""
+        """Gathers in progress, with the indices in ``parts`` of their parameters."""
         self._whole = False
         self._between: list[Array] | None = None
         self._buffers: list[tuple[list[ParameterShard], GradientBuffer]] = []
-        """The memory of gradients until they are reduced, with the parts that they belong to."""
+        """The memory for gradients before their reduction, with their ``parts``."""
         self._reductions: list[tuple[list[ParameterShard], GradientReduction]] = []
         self._not_averaged: list[Array] | None = None
 
@@ -171,7 +171,7 @@ class ParameterGroup:
         self.replicas: ProcessGroup | None = mesh[0].process_group if last else None
 
     def move_to(self, mesh: DeviceMesh) -> None:
-        """Go on with the ranks of ``mesh``, along the dims that the group has had."""
+        """Continue with the ranks of ``mesh`` along the same dims as before."""
         self._spread(same_dims(self._mesh, mesh, "fully_shard"))
         for part in self.parts:
             part.move_to(self._mesh)
@@ -179,7 +179,7 @@ class ParameterGroup:
     # ------------------------------------------------------------------ parameters
 
     def begin_unshard(self) -> None:
-        """Begin to gather the parameters, unless they are there or on their way."""
+        """Start gathering the parameters, unless they are gathered or a gather is in progress."""
         if self._whole or self._gathers:
             return
         between, self._between = self._between, None
@@ -192,7 +192,7 @@ class ParameterGroup:
             self._gathers.append((places, gather))
 
     def unshard(self) -> None:
-        """Gather the parameters: they are whole afterwards."""
+        """Gather the parameters and wait for them."""
         if self._whole:
             return
         self.begin_unshard()
@@ -202,9 +202,9 @@ class ParameterGroup:
         self._whole = True
 
     def reshard(self, *, keep_some: bool = False) -> None:
-        """Give up the whole parameters; with ``keep_some``, except for parts on
+        """Free the whole parameters; with ``keep_some``, keep the shards over
         ``forward_group``."""
-        if not self._whole and self._gathers:  # they were on their way, and are not needed
+        if not self._whole and self._gathers:  # a prefetch that turned out unnecessary
             for _, gather in self._gathers:
                 gather.finish()
         if self._whole:
@@ -224,13 +224,13 @@ class ParameterGroup:
         self._whole = False
 
     def forget_between(self) -> None:
-        """Drop what was kept from forward to backward: the parameters may have changed since."""
+        """Drop the shards kept from forward to backward, after parameters may have changed."""
         self._between = None
 
     # ------------------------------------------------------------------ gradients
 
     def prepare_backward(self) -> None:
-        """Make place for the gradients of the parameters, which are whole."""
+        """Provide memory for the gradients of the whole parameters."""
         if not self._buffers:
             for dtype, places in self._batches(self._own_dtype, self._trained()):
                 parts = [self.parts[i] for i in places]
@@ -241,12 +241,12 @@ class ParameterGroup:
 
     @property
     def is_complete(self) -> bool:
-        """True if all uses in forward have given their gradients, and there are some."""
+        """True if gradients are pending and no use in forward still lacks its gradient."""
         pending = any(part.whole_grad is not None for part in self.parts)
         return pending and not any(part.parameter.uses for part in self.parts)
 
     def begin_reduce(self) -> None:
-        """Begin to average the gradients over the ranks."""
+        """Start averaging the gradients over the ranks."""
         reduce_dtype = self.policy.dtype("reduce_dtype")
         for dtype, places in self._batches(self._own_dtype, self._trained()):
             parts = [self.parts[i] for i in places]
@@ -269,7 +269,7 @@ class ParameterGroup:
         return GradientBuffer(shapes, like, self.shards, dtype, self.pool)
 
     def scattered(self) -> None:
-        """Wait until the averages over the shards are there; begin those over the replicas."""
+        """Wait for the averages over the shards; start those over the replicas."""
         earlier = self._not_averaged or [None] * len(self._reductions)
         results = [
             reduction.scattered(before)
@@ -280,14 +280,14 @@ class ParameterGroup:
             self._not_averaged, self._reductions = results, []
 
     def finish_reduce(self) -> None:
-        """Wait for the averages, and add them to the gradients of the parts."""
+        """Wait for the averages, and add them to the gradients of the shards."""
         for parts, reduction in self._reductions:
             for part, grad in zip(parts, reduction.finish(), strict=True):
                 part.add_grad(grad)
         self._reductions = []
 
     def forget_gradients(self) -> None:
-        """Drop gradients of whole parameters that were not reduced, and the place for them."""
+        """Drop gradients of whole parameters before their reduction, and their memory."""
         for part in self.parts:
             part.whole_grad = None
             if part.lent:
@@ -297,18 +297,18 @@ class ParameterGroup:
         self._buffers = []
 
     def abandon(self, pool: Pool) -> None:
-        """Be as before the first forward, after an error: memory that may be in use is let go.
+        """Reset to the state before the first forward, after an error.
 
-        ``pool`` replaces it.
+        ``pool`` replaces the old memory, which communication may still be using.
         """
         for part in self.parts:
             if part.lent:
                 part.take_back()
             part.pending = None
-            part.parameter.uses = 0  # some may have been in the middle of it
+            part.parameter.uses = 0  # the error may have interrupted some uses
         self._begin(pool)
 
-    # ------------------------------------------------------------------ which
+    # ------------------------------------------------------------------ batches
 
     def _trained(self) -> list[int]:
         return [i for i, part in enumerate(self.parts) if part.parameter.requires_grad]
@@ -323,7 +323,7 @@ class ParameterGroup:
     def _batches(
         self, dtype_of: Any, among: Sequence[int] | None = None
     ) -> list[tuple[np.dtype[Any], list[int]]]:
-        """Return (dtype, places in ``parts``) for each dtype and device: the same on all ranks."""
+        """Return (dtype, indices in ``parts``) by dtype and device, the same on all ranks."""
         batches: dict[Any, tuple[np.dtype[Any], list[int]]] = {}
         for i in range(len(self.parts)) if among is None else among:
             dtype = dtype_of(self.parts[i])

@@ -1,4 +1,4 @@
-"""``FSDPModule``, and the schedule by which its parameters are gathered, reduced and freed."""
+"""``FSDPModule``, and the schedule that gathers, reduces and frees its parameters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from parallel.nn._precision import MixedPrecisionPolicy, cast, first_dtype
 class Schedule:
     """The order of gathers and reductions, shared by the sharded modules below one root.
 
-    While a module computes, the next one's parameters are gathered. Forward takes the order of the
-    last forward pass, and backward the reverse of this one; a module may name others to prefetch.
-    All ranks run the same program, so they make the same calls in the same order.
+    While a module computes, the next module's parameters are gathered. Forward expects the order of
+    the previous forward pass; backward, the reverse of the current one. A module may specify other
+    modules to prefetch. All ranks run the same program, so their calls are in the same order.
     """
 
     def __init__(self, root: ModuleState, states: Sequence[ModuleState]) -> None:
@@ -32,15 +32,15 @@ class Schedule:
         for state in states:
             if state.schedule is not None:
                 raise RuntimeError(
-                    f"{state} ran a forward pass by itself before {root}, which contains it: it is"
-                    " the root of its own gathers already; run the outermost module first"
+                    f"{state} ran a forward pass by itself before {root}, which contains it, and is"
+                    " therefore a root itself; expected the first forward of the outermost module"
                 )
         for state in states:
             state.schedule = self
             for group in state.groups:
                 group.pool = pool
         if root.own.reshard_after_forward is None:
-            # The root's backward comes first: its parameters would be gathered again at once.
+            # The root's backward is the first one and would gather its parameters again at once.
             root.own.reshard_after_forward = False
         self._depth = 0
         self._begin()
@@ -55,7 +55,7 @@ class Schedule:
 
     @contextmanager
     def _running(self) -> Generator[None]:
-        """Track the call's depth; after an error at the top, reset to before the first forward."""
+        """Track the call's depth; an error in the outermost call resets the schedule."""
         self._depth += 1
         try:
             with ExitStack() as undo:
@@ -70,7 +70,7 @@ class Schedule:
 
     @contextmanager
     def forward(self, state: ModuleState, *, training: bool) -> Generator[None]:
-        """Within this the module's forward computes: parameters are whole, the next one's come."""
+        """Return a context for a module's forward: gathers parameters, prefetches the next."""
         with self._running():
             self._hold(state)
             self._seen.append(state)
@@ -100,7 +100,7 @@ class Schedule:
 
     @contextmanager
     def backward(self, state: ModuleState) -> Generator[None]:
-        """Within this the module's backward computes: the one's before it in forward come.
+        """Return a context for a module's backward; prefetches for the preceding module.
 
         Raises RuntimeError when this backward cannot complete the gradients.
         """
@@ -113,20 +113,20 @@ class Schedule:
             before = self._passed[-1:]
             _prefetch(before if state.backward_prefetch is None else state.backward_prefetch)
             yield
-            self._let_go(state)
+            self._release(state)
             if self._depth == 1:
                 self._end_backward()
 
     @contextmanager
     def deferred(self, state: ModuleState) -> Generator[None]:
-        """Within this the gradients that backward left for later are computed.
+        """Return a context for computing the gradients that backward deferred.
 
-        At the end of all also reduce what was complete before.
+        The end of the outermost context also reduces the gradients that were complete before.
         """
         with self._running():
             self._hold_for_gradients(state)
             yield
-            self._let_go(state)
+            self._release(state)
             if self._depth == 1:
                 if not self._outstanding:
                     self._reduce_complete()
@@ -137,7 +137,7 @@ class Schedule:
         for group in state.groups:
             group.prepare_backward()
 
-    def _let_go(self, state: ModuleState) -> None:
+    def _release(self, state: ModuleState) -> None:
         for group in state.groups:
             group.holders -= 1
             if group.sync and group.is_complete:
@@ -148,7 +148,7 @@ class Schedule:
     def _end_backward(self) -> None:
         self._outstanding = max(self._outstanding - 1, 0)
         if not self._outstanding:
-            # Over are also parts of the forward that the loss did not depend on.
+            # Discards forward parts that the loss did not depend on.
             self._passed.clear()
             Module.discard_saved(self._root.module)
             self._reduce_complete()
@@ -169,8 +169,8 @@ class Schedule:
                 group.reshard()
 
     def _reduce(self, group: ParameterGroup) -> None:
-        # The one before had all of this module's backward for it: the wholes of two gradients at a
-        # time are enough, this one's and the next one's.
+        # The previous reduction had this module's whole backward to finish. Waiting for it here
+        # limits the memory to two whole gradients at a time.
         self._finish_reducing()
         group.begin_reduce()
         self._reducing.append(group)
@@ -182,12 +182,12 @@ class Schedule:
             self._averaging.append(group)
 
     def forget_passes(self) -> None:
-        """Forget all outstanding forward passes."""
+        """Discard all outstanding forward passes."""
         self._outstanding = 0
         self._passed.clear()
         self._reshard_all()
 
-    # ------------------------------------------------------------------ both
+    # ------------------------------------------------------------------ forward and backward
 
     def _hold(self, state: ModuleState) -> None:
         for group in state.groups:
@@ -204,7 +204,7 @@ class Schedule:
                 group.forget_between()
 
     def abandon(self) -> None:
-        """Be as before the first forward, after an error."""
+        """Reset to the state before the first forward, after an error."""
         self._begin()
         Module.discard_saved(self._root.module)
         pool = Pool()
@@ -219,10 +219,10 @@ def _prefetch(states: Iterable[ModuleState]) -> None:
 
 
 class ModuleState:
-    """The groups that one module computes with, and how it runs.
+    """The parameter groups of one sharded module, its dtypes and its prefetches.
 
-    ``own`` are the parameters that were sharded with the module, which may be none at all;
-    ``borrowed`` are groups of other modules that it shares parameters with.
+    ``own`` has the parameters that were sharded with the module, possibly none. ``borrowed`` are
+    groups of other modules with which it shares parameters.
     """
 
     def __init__(
@@ -247,10 +247,10 @@ class ModuleState:
     def forward(
         self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return ``compute(*args, **kwargs)``, with the parameters whole meanwhile."""
+        """Return ``compute(*args, **kwargs)``, called with gathered parameters."""
         lower = self.policy.dtype("param_dtype")
         if lower is not None and self.policy.cast_forward_inputs:
-            # For backward, whose result is of this dtype again; it is the same in each pass.
+            # Backward casts its result back to this dtype, which is the same in each pass.
             self._outside = first_dtype([args, kwargs])
             args, kwargs = cast(args, lower), cast(kwargs, lower)
         with self._find_schedule().forward(self, training=self.module.training):
@@ -261,7 +261,7 @@ class ModuleState:
     def backward(
         self, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return ``compute(*args, **kwargs)``, with the parameters whole meanwhile."""
+        """Return ``compute(*args, **kwargs)``, called with gathered parameters."""
         lower = self.policy.dtype("param_dtype")
         if lower is not None:
             args, kwargs = cast(args, lower), cast(kwargs, lower)
@@ -280,29 +280,29 @@ class ModuleState:
 
 
 class FSDPModule(Module):
-    """A module that ``fully_shard`` has sharded: it also stays an instance of its own class."""
+    """A module after ``fully_shard``; it remains an instance of its own class as well."""
 
     _fsdp: ModuleState
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's output; its parameters are gathered for it."""
+        """Gather the parameters and return the module's output."""
         return self._fsdp.forward(super().forward, args, kwargs)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's backward; the gradients of its parameters are reduced after it.
+        """Run the module's backward, then reduce the gradients of its parameters.
 
         Raises RuntimeError without a matching forward, and on the outermost module when other
-        forward passes are outstanding (their gradients would come too late).
+        forward passes are outstanding (their gradients would be too late).
         """
         return self._fsdp.backward(super().backward, args, kwargs)
 
     # ------------------------------------------------------------------ parameters
 
     def unshard(self, async_op: bool = False) -> None:
-        """Gather this module's own parameters now; with ``async_op`` only begin with it.
+        """Gather this module's own parameters now; with ``async_op``, only start gathering.
 
-        All ranks call. Its next forward or backward finds them; they stay until that, or
-        ``reshard``, gives them up.
+        All ranks must call. The parameters stay gathered until the module's next forward or
+        backward, or ``reshard``, frees them.
         """
         for group in self._fsdp.groups:
             if async_op:
@@ -311,7 +311,7 @@ class FSDPModule(Module):
                 group.unshard()
 
     def reshard(self) -> None:
-        """Give up this module's own whole parameters, if they are gathered and not in use."""
+        """Free this module's own gathered parameters, unless they are in use."""
         for group in self._fsdp.groups:
             if not group.holders:
                 group.reshard()
@@ -325,25 +325,25 @@ class FSDPModule(Module):
     def set_reshard_after_backward(self, reshard: bool, recurse: bool = True) -> None:
         """Set whether whole parameters are freed after backward.
 
-        Without, the next microbatch need not gather them. It must be on again for the last one
-        before the optimizer steps.
+        If False, the next microbatch need not gather them. Set it to True again for the last
+        microbatch before the optimizer steps.
         """
         for group in self._own_groups(recurse):
             group.reshard_after_backward = bool(reshard)
 
     def set_modules_to_forward_prefetch(self, modules: Iterable[FSDPModule]) -> None:
-        """Say whose parameters are gathered while this module's forward computes.
+        """Set the modules whose parameters are gathered while this module's forward computes.
 
-        Without, those of the module that came next in the forward pass before. An empty list: none.
-        Raises TypeError for what was not fully sharded.
+        The default is the module that followed in the previous forward pass. Raises TypeError for
+        a module that is not fully sharded.
         """
         self._fsdp.forward_prefetch = _states(modules)
 
     def set_modules_to_backward_prefetch(self, modules: Iterable[FSDPModule]) -> None:
-        """Say whose parameters are gathered while this module's backward computes.
+        """Set the modules whose parameters are gathered while this module's backward computes.
 
-        Without, those of the module that came before it in forward. An empty list: none. Raises
-        TypeError for what was not fully sharded.
+        The default is the module that preceded it in forward. Raises TypeError for a module that
+        is not fully sharded.
         """
         self._fsdp.backward_prefetch = _states(modules)
 
@@ -352,22 +352,22 @@ class FSDPModule(Module):
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
-        """Set whether ``backward`` reduces gradients, or keeps them whole for a later one."""
+        """Set whether ``backward`` reduces gradients, or keeps them for a later backward."""
         for group in self._own_groups(recurse):
             group.sync = bool(requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Set whether gradients are averaged over the replicas too, or only over the shards.
 
-        Without, each rank keeps its parts' gradients, for a later backward that does. It means
-        something on a mesh of two dims only.
+        If False, each rank keeps its shards' gradients until a later backward averages them over
+        the replicas. Has an effect only on a mesh of two dims.
         """
         for group in self._own_groups(recurse):
             group.all_reduce = bool(requires_all_reduce)
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
-        """Within this context ``backward`` accumulates whole gradients and reduces nothing."""
+        """Return a context in which ``backward`` accumulates gradients without reducing them."""
         before = [(group, group.sync) for group in self._own_groups()]
         self.set_requires_gradient_sync(False)
         try:
@@ -377,7 +377,7 @@ class FSDPModule(Module):
                 group.sync = sync
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients of the tree, or fill them with zeros in place."""
+        """Drop all gradients of the module tree, or fill them with zeros in place."""
         super().zero_grad(set_to_none)
         for group in self._own_groups():
             group.forget_gradients()
@@ -385,11 +385,11 @@ class FSDPModule(Module):
     # ------------------------------------------------------------------ other ranks
 
     def move_to(self, mesh: DeviceMesh) -> None:
-        """Go on with the ranks of ``mesh``, along the dims that ``fully_shard`` was given.
+        """Continue with the ranks of ``mesh`` along the dims that ``fully_shard`` was called with.
 
-        For the outermost module; all those ranks call. Gradients are dropped. A rank that was the
-        only shard keeps its part of the whole; the values of parts that have another size are the
-        caller's affair. Raises ValueError when that mesh had no names for its dims.
+        Call it on the outermost module, on all these ranks. Gradients are dropped. A rank that was
+        the only shard keeps its part of the whole parameter; the caller must fill in the values of
+        shards that change their size. Raises ValueError when the dims of the old mesh had no names.
         """
         states = self.sharded_states()
         for schedule in {id(state.schedule): state.schedule for state in states}.values():
@@ -398,8 +398,8 @@ class FSDPModule(Module):
         for group in self._own_groups():
             if group.forward_group is not None:
                 raise ValueError(
-                    "this module was fully sharded with a number as reshard_after_forward, for"
-                    " which there is no group of other ranks; expected True or False"
+                    "this module was fully sharded with a number as reshard_after_forward, which"
+                    " cannot move to another mesh; expected True or False"
                 )
             group.move_to(mesh)
             for part in group.parts:
@@ -408,15 +408,15 @@ class FSDPModule(Module):
     # ------------------------------------------------------------------ the tree
 
     def discard_saved(self) -> None:
-        """Forget all outstanding forward passes of the tree: their backward will not run."""
+        """Discard all outstanding forward passes of the module tree; their backward cannot run."""
         super().discard_saved()
         if self._fsdp.schedule is not None:
             self._fsdp.schedule.forget_passes()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy ``state`` into parameters and buffers, in place; raise the errors of ``Module``'s.
+        """Copy ``state`` into parameters and buffers in place; raises the errors of ``Module``.
 
-        Its arrays are whole, or DArrays in any sharding; with DArrays all ranks must call.
+        Arrays are whole, or DArrays in any sharding; with DArrays all ranks must call.
         """
         for own in self.sharded_states():
             for group in own.groups:
@@ -425,11 +425,11 @@ class FSDPModule(Module):
         super().load_state_dict(state)
 
     def sharded_states(self) -> list[ModuleState]:
-        """Return the states of this module and of all fully sharded ones below it, each once."""
+        """Return the states of this module and of all its fully sharded submodules."""
         return [module._fsdp for module in self.modules() if isinstance(module, FSDPModule)]
 
     def _own_groups(self, recurse: bool = True) -> list[ParameterGroup]:
-        """Return the groups of parameters that those modules, or this one alone, were given."""
+        """Return the own parameter groups of this module, and of submodules if ``recurse``."""
         return [state.own for state in (self.sharded_states() if recurse else [self._fsdp])]
 
 

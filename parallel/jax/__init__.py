@@ -1,4 +1,4 @@
-"""Training JAX programs on a mesh. Needs JAX, which nothing else of this package imports."""
+"""Distributed training of JAX programs. Only this part of the package needs JAX."""
 
 from parallel.jax import fsdp
 from parallel.jax._context import (

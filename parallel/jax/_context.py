@@ -1,7 +1,7 @@
 """Attention over a sequence that is split over ranks, inside ``jax.jit``.
 
-Arrays are (batch, length, heads, head_dim), keys and values may have fewer heads. Each rank has
-its own loss over its positions: average gradients over ``mesh`` as over data-parallel ranks.
+Arrays are (batch, length, heads, head_dim); keys and values may have fewer heads. Each rank
+computes the loss of its own positions: average gradients over ``mesh`` as in data parallelism.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Group = ProcessGroup | DeviceMesh | None
 def sequence_positions(
     length: int, mesh: Group = None, *, zigzag: bool = True
 ) -> npt.NDArray[np.int64]:
-    """Return the positions in the sequence of this rank's ``length`` entries, (length,).
+    """Return the sequence positions of this rank's ``length`` entries, shape (length,).
 
-    A zigzag cuts the sequence into two chunks for each of n ranks, and rank r has chunks r and
+    The zigzag order cuts the sequence into 2n chunks for n ranks, and rank r has chunks r and
     2n - 1 - r. Few keys precede the early chunk and many precede the late one, so causal attention
-    costs all ranks the same. Without it, rank r has the r-th of n chunks.
+    costs the same on all ranks. Without zigzag, rank r has the r-th of n chunks.
 
     Args:
         length: The number of positions on each rank; even for a zigzag.
         mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
-        zigzag: Use the zigzag order, not consecutive positions.
+        zigzag: Use the zigzag order instead of consecutive positions.
 
     Returns:
-        Whole numbers in [0, length * n), ascending.
+        Integers in [0, length * n), ascending.
 
     Raises:
-        ValueError: For an odd length and a zigzag.
+        ValueError: For an odd length with ``zigzag``.
         TypeError: For a value that is not an integer or a set of ranks.
     """
     length, group = to_whole_number(length, "length"), resolve(mesh, "mesh")
@@ -52,21 +52,20 @@ def sequence_positions(
 
 
 def split_sequence(x: Any, mesh: Group = None, *, dim: int = 1, zigzag: bool = True) -> Any:
-    """Return this rank's positions of whole sequences, the same on all ranks: nothing is sent.
+    """Return this rank's positions of whole sequences, without communication.
 
     Args:
-        x: An array of NumPy or JAX whose dim ``dim`` is the sequence, such as tokens (batch,
-            length).
+        x: A NumPy or JAX array, the same on all ranks, such as tokens (batch, length).
         mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
         dim: The dim of the sequence.
-        zigzag: The order, see ``sequence_positions``; that of the attention.
+        zigzag: The order, which must be that of the attention; see ``sequence_positions``.
 
     Returns:
         A copy with 1/n of the positions.
 
     Raises:
-        ValueError: For a length that does not divide by the ranks, or by twice their number for a
-            zigzag, or a dim that does not exist.
+        ValueError: For a length that is not divisible by the number of ranks (with ``zigzag``, by
+            twice the number), or a dim that does not exist.
         TypeError: For a value that is not a set of ranks.
     """
     group = resolve(mesh, "mesh")
@@ -74,9 +73,9 @@ def split_sequence(x: Any, mesh: Group = None, *, dim: int = 1, zigzag: bool = T
         raise ValueError(f"x of shape {list(x.shape)} has no dim {dim}")
     length, rest = divmod(x.shape[dim], group.size() * (2 if zigzag else 1))
     if rest:
-        chunks = f"{2 * group.size()} chunks of a zigzag, two for each" if zigzag else "parts for"
+        chunks = f"{2 * group.size()} zigzag chunks" if zigzag else "number"
         raise ValueError(
-            f"dim {dim} of x is {x.shape[dim]} long, which does not divide by the {chunks} of"
+            f"dim {dim} of x has length {x.shape[dim]}, which is not divisible by the {chunks} of"
             f" {group.size()} ranks"
         )
     positions = sequence_positions(length * (2 if zigzag else 1), group, zigzag=zigzag)
@@ -94,11 +93,11 @@ def ring_attention(
 ) -> jax.Array:
     """Return this rank's positions of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
-    ``k`` and ``v`` go round the ranks of ``mesh`` in n - 1 messages. The derivative sends them
-    round again, with their gradients. No rank ever holds the keys of all. With ``causal``, query i
-    attends to the keys up to i. With ``zigzag``, the sequence has 2n chunks, and rank r holds the
-    chunks r and 2n - 1 - r; else each rank holds consecutive positions. Liu et al., "Ring
-    Attention", arXiv:2310.01889. It has first-order reverse-mode derivatives only.
+    ``k`` and ``v`` circulate around the ranks of ``mesh`` in n - 1 messages; the derivative
+    circulates them again, with their gradients. No rank ever holds all keys. With ``causal``, query
+    i attends to the keys up to i. With ``zigzag``, the sequence has 2n chunks, and rank r holds
+    chunks r and 2n - 1 - r; otherwise each rank holds consecutive positions. Liu et al., "Ring
+    Attention", arXiv:2310.01889. Supports first-order reverse-mode derivatives only.
 
     Raises ValueError, at trace time, for shapes that do not fit together, or an odd length with
     ``zigzag``.
@@ -114,21 +113,21 @@ def ulysses_attention(
 ) -> jax.Array:
     """Return this rank's positions of softmax(q @ k.T / sqrt(head_dim)) @ v over whole sequences.
 
-    An all-to-all over ``mesh`` gives each rank the whole sequence of 1/n of the heads; a second
+    An all-to-all over ``mesh`` sends each rank the whole sequence for 1/n of the heads; a second
     one returns the results. ``q``, ``k`` and ``v`` hold this rank's consecutive positions of the
     sequence. With ``causal``, query i attends to the keys up to i. Jacobs et al., "DeepSpeed
     Ulysses", arXiv:2309.14509.
 
     Raises ValueError, at trace time, for shapes that do not fit together, or a number of heads
-    that the number of ranks does not divide.
+    that is not divisible by the number of ranks.
     """
     _check(q, k, v)
     size = get_world_size(mesh)
     for name, x in (("q", q), ("k", k)):
         if x.shape[2] % size:
             raise ValueError(
-                f"{name} has {x.shape[2]} heads, which do not divide by the {size} ranks of {mesh}:"
-                " an all-to-all gives each rank whole heads"
+                f"{name} has {x.shape[2]} heads, which is not divisible by the {size} ranks of"
+                f" {mesh}; expected the same number of whole heads for each rank"
             )
 
     def cross(x: jax.Array, split: int, concat: int) -> jax.Array:
@@ -143,7 +142,7 @@ def _check_even(length: int, size: int) -> None:
     if length % 2:
         raise ValueError(
             f"each of {size} ranks has {length} positions of a sequence of {length * size}, which"
-            f" does not divide by the {2 * size} chunks of a zigzag, two for each rank"
+            f" is not divisible by the {2 * size} zigzag chunks, two for each rank"
         )
 
 
@@ -158,7 +157,7 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
     if not fits:
         raise ValueError(
             f"q, k and v have shapes {q.shape}, {k.shape}, {v.shape}; expected (batch, length,"
-            " heads, head_dim), k and v alike, and the heads of q a multiple of theirs"
+            " heads, head_dim), with k and v alike and the heads of q a multiple of those of k"
         )
 
 
@@ -182,7 +181,7 @@ def _ring_backward(
 ) -> tuple[jax.Array, ...]:
     q, k, v, out, logs = saved
     grads = ring.backward(q, k, v, out, logs, grad)
-    return tuple(one.astype(x.dtype) for one, x in zip(grads, (q, k, v), strict=True))
+    return tuple(g.astype(x.dtype) for g, x in zip(grads, (q, k, v), strict=True))
 
 
 _ring.defvjp(_ring_forward, _ring_backward)

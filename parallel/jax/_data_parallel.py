@@ -1,4 +1,4 @@
-"""``DistributedDataParallel`` for JAX: any pytree of parameters, inside the user's ``jax.jit``."""
+"""``DistributedDataParallel`` for a pytree of JAX arrays, inside the user's ``jax.jit``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TICKET = jax.ShapeDtypeStruct((), np.float32)
 
 
 class DistributedDataParallel:
-    """Averages the gradients of a pytree over the replicas while XLA still computes.
+    """Data parallelism for a pytree: averages gradients over replicas during the backward pass.
 
         ddp = DistributedDataParallel(params, mesh["dp"])
         params = ddp.params
@@ -41,25 +41,25 @@ class DistributedDataParallel:
             loss, grads = ddp.value_and_grad(loss_fn)(params, batch)
             ...
 
-    Construction compares the trees over the ranks (paths, shapes, dtypes) and takes group rank 0's
-    values, which ``params`` then holds. In the backward pass each bucket's all-reduce starts as
-    soon as XLA has computed its last gradient, in the same order on every rank.
+    Construction compares the trees over the ranks (paths, shapes, dtypes) and copies group rank 0's
+    values into ``params`` of every rank. In the backward pass each bucket's all-reduce starts as
+    soon as XLA has computed the bucket's last gradient, in the same order on every rank.
 
-    Some leaves are not arrays of floating point numbers: a step counter, a function in an equinox
-    module. The loss gets them as they are, and their gradient is None.
+    Leaves that are not floating-point arrays, such as a step counter or a function in an equinox
+    module, are passed to the loss unchanged, and their gradient is None.
 
     Args:
-        params: the pytree; its structure, shapes and dtypes are fixed from here on.
+        params: the pytree; its structure, shapes and dtypes must not change afterwards.
         process_group: the replicas: ``mesh["dp"]``, any other mesh or group, or None for the
             default group. A mesh of several dims averages over all of them.
-        bucket_cap_mb: the largest size of a shared bucket, in MiB. Gradients smaller than 1 MiB (or
-            this, if it is less) share buckets. Each larger one has a bucket of its own.
-        init_sync: compare the ranks' trees and take rank 0's values. Without it, equal replicas
-            are the caller's promise.
+        bucket_cap_mb: the maximum size of a shared bucket, in MiB. Gradients smaller than 1 MiB (or
+            than this, if it is less) share buckets. Each larger gradient has its own bucket.
+        init_sync: compare the ranks' trees and copy rank 0's values. If False, the caller
+            guarantees equal replicas.
 
     Raises:
         ValueError: when the ranks' trees differ (naming the first leaf that does), for a tree
-            without floating point arrays, or a bucket size that is not positive.
+            without floating-point arrays, or a bucket size that is not positive.
         TypeError: for a bucket size that is not a number.
     """
 
@@ -81,8 +81,8 @@ class DistributedDataParallel:
             named = list(self._tree.trained().items())
             if not named:
                 raise ValueError(
-                    "params has no leaf that is an array of floating point numbers; expected a"
-                    f" pytree of parameters (or a Module), got {type(params).__qualname__}"
+                    "params has no leaf that is a floating-point array; expected a pytree of"
+                    f" parameters (or a Module), got {type(params).__qualname__}"
                 )
         if init_sync:
             check_same_tree(self._tree, group, bucket_cap_mb=float(bucket_cap_mb))
@@ -97,9 +97,9 @@ class DistributedDataParallel:
         self._on_gpu = is_on_gpu([leaf for leaf in trained if isinstance(leaf, jax.Array)])
         first = min(FIRST_BUCKET_BYTES, cap)
         options = ReducerOptions(first_bytes=first, cap_bytes=cap, alone_bytes=first)
-        handed = [] if self._on_gpu else named  # a program for a GPU averages by itself
-        self._exchange = GradientExchange(handed, self.process_group, options)
-        self._arrivals = [self._exchange.arrival(number) for number in range(len(handed))]
+        on_host = [] if self._on_gpu else named  # a program for a GPU averages by itself
+        self._exchange = GradientExchange(on_host, self.process_group, options)
+        self._arrivals = [self._exchange.arrival(number) for number in range(len(on_host))]
         self._sync = True
         self._custom_hook = False
 
@@ -114,15 +114,15 @@ class DistributedDataParallel:
     ) -> Callable[..., tuple[Any, Tree]]:
         """Return ``f(params, *args)``, which returns ``(fun(params, *args), gradients)``.
 
-        ``fun`` returns this rank's loss, a scalar (with ``has_aux``: and anything else), as for
-        ``jax.value_and_grad``; it is returned as it is. The gradients, by the first argument, are
-        the average over the ranks. For use inside ``jit``, where every rank takes part in every
-        call; ``scan``, ``checkpoint``, ``vmap``, ``grad`` and ``jit`` may be used inside ``fun``
-        at will. Around the call, where gradients are averaged, ``vmap`` and derivatives (``grad``
-        of it, ``hessian`` …) are refused with NotImplementedError, before anything has run.
+        ``fun`` returns this rank's loss, a scalar (with ``has_aux``: a pair of it and any tree), as
+        for ``jax.value_and_grad``; this value is not averaged. The gradients, with respect to the
+        first argument, are averages over the ranks. Use it inside ``jit``, with the same calls on
+        every rank. ``scan``, ``checkpoint``, ``vmap``, ``grad`` and ``jit`` may be used inside
+        ``fun``. Around the call, ``vmap`` and derivatives raise NotImplementedError before anything
+        runs, unless inside ``no_sync``.
 
-        ``accumulated`` are gradients from calls under ``no_sync``, added before the average.
-        Raises ValueError for a tree that differs from the one at construction.
+        ``accumulated`` are gradients of calls inside ``no_sync``, added before averaging. Raises
+        ValueError for a tree that differs from the one at construction.
         """
         extra = None if accumulated is None else self._tree.leaves_of(accumulated, "accumulated")
 
@@ -159,10 +159,10 @@ class DistributedDataParallel:
         return value_and_grad
 
     def average(self, grads: Tree) -> Tree:
-        """Return the average of ``grads`` over the ranks: for gradients made in another way.
+        """Return the average over the ranks of gradients that were computed in another way.
 
-        ``grads`` has the structure of ``params`` (None for leaves that are not trained). For use
-        inside ``jit``. Nothing is hidden behind the backward pass.
+        ``grads`` has the structure of ``params`` (None for leaves that are not trained). Use it
+        inside ``jit``. The communication does not overlap with the backward pass.
         """
         leaves = [jnp.asarray(leaf) for leaf in self._tree.leaves_of(grads, "grads")]
         if self._has_replicas():
@@ -176,10 +176,10 @@ class DistributedDataParallel:
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
-        """Within this context ``value_and_grad`` returns this rank's own gradients.
+        """Return a context in which ``value_and_grad`` returns this rank's own gradients.
 
-        It is read while the function is traced: put it inside the jitted function, around the
-        microbatches whose gradients go into ``accumulated`` of the last one.
+        It has its effect while the function is traced. Use it inside the jitted function, for the
+        microbatches whose gradients become ``accumulated`` of the last one.
         """
         before, self._sync = self._sync, False
         try:
@@ -190,25 +190,25 @@ class DistributedDataParallel:
     # ------------------------------------------------------------------ other replicas
 
     def move_to(self, mesh: DeviceMesh) -> None:
-        """Go on with other replicas: those of ``mesh``, along the dims that the wrapper has had.
+        """Continue with the replicas of ``mesh`` along the same dims as before.
 
-        All of them call, between two passes. Compiled programs go on as they are.
+        All these ranks must call, between two passes. Compiled programs remain valid.
 
         Raises:
             ValueError: when the wrapper was not made over a slice of a mesh with names.
-            RuntimeError: for parameters on a GPU. Also when a program was traced while this rank
-                was the only replica and had never moved: that program does not average.
+            RuntimeError: for parameters on a GPU. Also if a program was traced while this rank was
+                the only replica and had never moved, because that program does not average.
         """
         ranks = same_dims(self._ranks, mesh, "DistributedDataParallel")
         if self._on_gpu:
             raise RuntimeError(
-                "the parameters are on a GPU, where compiled programs have their replicas for good;"
+                "the parameters are on a GPU, where compiled programs cannot change their replicas;"
                 " expected parameters on the CPU"
             )
         if self._traced_alone and ranks.size() > 1:
             raise RuntimeError(
-                "a program with this wrapper was traced while this rank was the only replica: it"
-                " does not average gradients; expected no call of it before the first step"
+                "a program with this wrapper was traced while this rank was the only replica, and"
+                " does not average gradients; expected move_to before the first step"
             )
         self._ranks, self._moves = ranks, True
         self.process_group = _own_group(resolve(ranks, "mesh"))
@@ -224,19 +224,19 @@ class DistributedDataParallel:
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
         """Reduce each bucket with ``hook(state, bucket)`` instead of the plain average.
 
-        The hook runs on the host, inside the step; its ``GradBucket``'s buffer is a NumPy array,
-        which it must not keep. See ``parallel.DistributedDataParallel.register_comm_hook``. Raises
-        TypeError for what cannot be called, RuntimeError for parameters on a GPU.
+        The hook runs on the host, inside the step. The buffer of its ``GradBucket`` is a NumPy
+        array, which it must not keep. See ``parallel.DistributedDataParallel.register_comm_hook``.
+        Raises TypeError when ``hook`` is not callable, RuntimeError for parameters on a GPU.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, got {type(hook).__qualname__}")
         if self._on_gpu:
             raise RuntimeError(
                 "the parameters are on a GPU, where programs average gradients themselves;"
-                " expected parameters on the CPU, or an average of your own by meshlib.jit"
+                " expected parameters on the CPU, or your own average with meshlib.jit"
             )
         if self._custom_hook:
-            raise RuntimeError("a communication hook was registered already; only one can be")
+            raise RuntimeError("a communication hook is registered already; expected only one")
         self._custom_hook = True
         self._exchange.reducer.hook = state, hook
 
@@ -244,7 +244,7 @@ class DistributedDataParallel:
     def buckets(self) -> list[list[str]]:
         """The paths of the leaves in each bucket, in the order of reduction.
 
-        After the first step buckets are rebuilt, in the order in which XLA computed gradients.
+        After the first step the buckets are rebuilt in the order in which XLA computed gradients.
         """
         return self._exchange.reducer.buckets
 
@@ -260,9 +260,9 @@ class DistributedDataParallel:
 
     @contextmanager
     def _pass(self, begin: bool) -> Generator[jax.Array | None]:
-        """Begin a pass, if one is to; what goes wrong while the program is made, ends it.
+        """Begin a pass if ``begin``, and yield the ticket on which all arrivals depend.
 
-        Operation by operation, outside of jit, it has begun by then.
+        Outside of ``jit`` the pass begins at once; an error inside the context then cancels it.
         """
         if not begin:
             yield None
@@ -279,9 +279,10 @@ class DistributedDataParallel:
     def _announce(
         self, arrival: HostFunction, leaf: jax.Array, extra: jax.Array | None, ticket: jax.Array
     ) -> jax.Array:
-        """Return ``leaf``, whose gradient is handed to the host as soon as it is there.
+        """Return ``leaf``, whose gradient is passed to the host as soon as it is computed.
 
-        The derivative by ``ticket`` is a number that is there once the host has the gradient.
+        The derivative with respect to ``ticket`` is a number that becomes available once the host
+        has the gradient.
         """
 
         @jax.custom_vjp
@@ -291,8 +292,8 @@ class DistributedDataParallel:
         def forward(leaf: jax.Array, ticket: jax.Array, extra: Any) -> Any:
             return leaf, (ticket, extra)
 
-        def backward(kept: Any, grad: jax.Array) -> Any:
-            ticket, extra = kept
+        def backward(saved: Any, grad: jax.Array) -> Any:
+            ticket, extra = saved
             if extra is not None:
                 grad = grad + extra
             (done,) = host_call(arrival, [_TICKET], grad, ticket, ordered=False)
@@ -302,10 +303,9 @@ class DistributedDataParallel:
         return announced(leaf, ticket, extra)
 
     def _averages(self, done: jax.Array, others: list[jax.Array]) -> list[jax.Array]:
-        """Return the averages, once there is ``done``, which depends on all arrivals.
+        """Return the averages after ``done`` is available, which depends on all arrivals.
 
-        ``others`` are the gradients for which no arrival has been called; without any they are
-        zero.
+        ``others`` are gradients by number, for those without an arrival; if empty, these are zero.
         """
         host_call(self._exchange.seal, [], done, *others, ordered=True)
         averages: dict[int, jax.Array] = {}
@@ -318,9 +318,9 @@ class DistributedDataParallel:
 
 
 def _own_group(group: ProcessGroup) -> ProcessGroup:
-    """Return a group of the same ranks for one wrapper's calls alone.
+    """Return a separate group of the same ranks for one wrapper's calls.
 
-    They are issued by XLA's threads, at times that have nothing to do with the main thread's.
+    XLA's threads issue these calls, in no fixed order relative to those of the main thread.
     """
     return Job().new_group(
         group.ranks,

@@ -7,19 +7,18 @@
         hidden = jax.nn.gelu(grouped_matmul(rows, params["up"], counts))
         return grouped_matmul(hidden, params["down"], counts)
 
-Each rank of ``ep`` has tokens of its own and the i-th equal part of the experts. Rows travel to
-their experts and back by an uneven all-to-all: as many as there are, with no padding on the wire.
-XLA needs fixed shapes: an expert's rank has room for all rows that may come, which are
-``size * tokens * min(top_k, experts / size)`` without a capacity. All ranks have equally many
-tokens.
+Rank i of ``ep`` has its own tokens and the i-th of equal parts of the experts. Uneven all-to-alls
+send rows to their experts and back, without padding on the wire. XLA needs fixed shapes, so each
+rank has memory for all rows that may arrive: without a capacity,
+``size * tokens * min(top_k, experts / size)``. All ranks must have equally many tokens.
 
-A *row* is one choice of one token, numbered choice * tokens + token. First choices come before
-second ones: an expert of limited capacity takes them first.
+A *row* is one choice of one token, numbered choice * tokens + token. First choices precede second
+choices, so an expert of limited capacity accepts them first.
 
-All but the experts is replicated over ``ep``: average its gradients over ``ep`` and the
-data-parallel dims. Those of the experts have contributions from the tokens of all ranks of ``ep``:
-divide them by its size, and average over the data-parallel dims. Reverse-mode derivatives of the
-first order only, and no ``vmap``.
+Everything but the experts is replicated over ``ep``: average these gradients over ``ep`` and the
+data-parallel dims. The gradients of experts already sum the tokens of all ranks of ``ep``: divide
+them by its size, and average over the data-parallel dims. Supports first-order reverse-mode
+derivatives only, and no ``vmap``.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class Routes(NamedTuple):
     """The routes of tokens: see ``route``."""
 
     weights: jax.Array
-    """(tokens, top_k), the best first."""
+    """The weights of the choices, (tokens, top_k), highest first."""
     chosen: jax.Array
-    """The experts, (tokens, top_k), whole numbers."""
+    """The chosen experts, integers, (tokens, top_k)."""
     shares: jax.Array
     """The router's share for each expert of each token, (tokens, experts); rows sum to 1."""
 
@@ -59,14 +58,14 @@ def route(
     score: Score = "softmax",
     normalize: bool | None = None,
 ) -> Routes:
-    """Return which experts tokens x (tokens, dim) go to; ``weight`` is (dim, experts).
+    """Return the experts for the tokens x, (tokens, dim); ``weight`` is (dim, experts).
 
     Scores are the softmax of ``x @ weight`` (Shazeer et al., arXiv:1701.06538; GShard, Switch,
-    Mixtral) or its ``"sigmoid"`` (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Of equal scores
-    the first expert's counts more, so ranks with the same tokens choose alike. ``normalize``:
-    divide the weights of the chosen by their sum; None: if there are several.
+    Mixtral) or its ``"sigmoid"`` (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Among equal scores
+    the first expert wins, so ranks with the same tokens choose the same experts. ``normalize``
+    divides the weights of the chosen experts by their sum; None: if top_k > 1.
 
-    Raises ValueError, while being traced, for an unknown score and more choices than experts.
+    Raises ValueError, at trace time, for an unknown score or more choices than experts.
     """
     experts = weight.shape[-1]
     if score not in get_args(Score):
@@ -82,12 +81,12 @@ def route(
 
 
 def balance_loss(routes: Routes, mesh: GroupLike | None = None) -> jax.Array:
-    """Return this rank's share of ``n * sum_e(f_e * P_e)``, for the tokens of all of ``mesh``.
+    """Return this rank's share of ``n * sum_e(f_e * P_e)`` over the tokens of all ranks.
 
-    f_e is the share of all choices that fell on expert e of n, P_e the mean over the tokens of its
-    share by the router. The loss is 1 where all experts are equally busy, and n where one has all.
-    f_e has no derivative: the gradient goes through P_e. The average over ranks of equally many
-    tokens is the loss of all of their tokens; ``mesh`` None: of those here.
+    f_e is the fraction of choices of expert e of n, over all ranks of ``mesh`` (None: on this rank
+    only). P_e is the mean over this rank's tokens of the router's share for e. The average over
+    ranks with equally many tokens is the loss of all tokens. The loss is 1 if all experts are
+    equally busy, and n if one expert gets all tokens. The gradient passes through P_e only.
 
     Lepikhin et al., "GShard", arXiv:2006.16668, section 2.2; Fedus et al., "Switch Transformers",
     arXiv:2101.03961, equation 4.
@@ -101,10 +100,10 @@ def balance_loss(routes: Routes, mesh: GroupLike | None = None) -> jax.Array:
 
 
 def with_loss(y: jax.Array, loss: jax.Array) -> jax.Array:
-    """Return ``y``, and let the scalar ``loss`` count for the gradients as well.
+    """Return ``y``, and add the gradients of the scalar ``loss`` in the backward pass.
 
-    The gradients are those of a sum with the loss. So a layer adds a balance loss that its callers
-    do not know of, in any stage of a pipeline.
+    Gradients are as if ``loss`` were added to the model's loss. A layer in any stage of a pipeline
+    can thus have a balance loss without its callers.
     """
     return _with_loss(y, loss)
 
@@ -136,22 +135,22 @@ def mixture(
     *,
     capacity_factor: float | None = None,
 ) -> jax.Array:
-    """Return the sum over the chosen experts e of a token of weight_e * e(x), (tokens, dim).
+    """Return the sum of weight_e * e(x) over each token's chosen experts e, (tokens, dim).
 
     Args:
-        networks: ``networks(rows, counts)`` is given rows (n, dim), sorted by expert, ``counts[i]``
-            of them for the i-th expert here, and returns as many. Rows of zeros follow, whose
-            results do not matter.
+        networks: ``networks(rows, counts)`` returns a result for each of the rows, (n, dim). These
+            are sorted by expert, ``counts[i]`` of them for this rank's i-th expert. They are
+            padded with zeros, whose results are ignored.
         x: This rank's tokens, (tokens, dim).
-        weights: Of the choices, (tokens, top_k).
+        weights: The weights of the choices, (tokens, top_k).
         chosen: The chosen experts, (tokens, top_k).
         experts: The number of experts on all ranks.
-        mesh: The ranks that have them: ``mesh["ep"]``. None: all are here.
-        capacity_factor: Each expert takes at most ``ceil(capacity_factor * top_k * tokens /
-            experts)`` rows of a rank, and the rest counts as zero. None: nothing is dropped.
+        mesh: The ranks of the experts: ``mesh["ep"]``. None: this rank has all experts.
+        capacity_factor: Each expert accepts at most ``ceil(capacity_factor * top_k * tokens /
+            experts)`` rows of a rank; further rows count as zero. None: no row is dropped.
 
-    Raises ValueError, while being traced, for shapes that do not fit, and experts that do not
-    divide by the ranks.
+    Raises ValueError, at trace time, for shapes that do not fit, or a number of experts that is
+    not divisible by the number of ranks.
     """
     x, weights, chosen = jnp.asarray(x), jnp.asarray(weights), jnp.asarray(chosen)
     size = 1 if mesh is None else get_world_size(mesh.process_group)
@@ -163,7 +162,7 @@ def mixture(
         )
     here, rest = divmod(experts, size)
     if rest:
-        raise ValueError(f"experts is {experts}, which does not divide by the {size} ranks")
+        raise ValueError(f"experts is {experts}, which is not divisible by the {size} ranks")
     capacity = None
     if capacity_factor is not None:
         capacity = math.ceil(capacity_factor * top_k * tokens / experts)
@@ -183,10 +182,10 @@ def mixture(
         of_experts = networks(arrived[order], incoming.sum(axis=0))
         unsorted = jnp.zeros_like(of_experts).at[order].set(of_experts)
         back = exchange(unsorted, into, out_of, mesh, len(rows))
-    # Rows that no expert took are zero, whatever the networks make of zeros.
+    # Dropped rows must be zero, even if a network's result for zeros is not.
     back = jnp.where((jnp.arange(len(rows)) < counts.sum())[:, None], back, 0)
     terms = jnp.zeros_like(back).at[rows].set(back).reshape(top_k, tokens, -1)
-    # Summed up in the order of the choices, wherever the experts were.
+    # The order of the sum must not depend on where the experts are.
     y = terms[0] * weights[:, :1]
     for choice in range(1, top_k):
         y += terms[choice] * weights[:, choice : choice + 1]
@@ -196,9 +195,9 @@ def mixture(
 def rows_by_expert(
     chosen: jax.Array, experts: int, capacity: int | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the rows of ``chosen``, (tokens, top_k), by their expert, and how many each takes.
+    """Return the rows of ``chosen``, (tokens, top_k), sorted by expert, and each expert's count.
 
-    All (tokens * top_k,) rows are in the result; those beyond an expert's ``capacity`` come last.
+    The result has all (tokens * top_k,) rows; those beyond an expert's ``capacity`` are last.
     """
     flat = chosen.T.reshape(-1)
     rows = jnp.argsort(flat)
@@ -211,10 +210,10 @@ def rows_by_expert(
 
 
 def order_of_arrivals(incoming: jax.Array, room: int) -> jax.Array:
-    """Return the order that sorts arrived rows by expert: they come by rank, then by expert.
+    """Return the permutation that sorts received rows, which are in order of rank, by expert.
 
-    ``incoming``, (ranks, experts here), says how many come. The empty ones of the ``room`` places
-    come last.
+    ``incoming``, (ranks, local experts), has the numbers of received rows. The empty ones of the
+    ``room`` rows are last.
     """
     here = incoming.shape[1]
     source = jnp.searchsorted(jnp.cumsum(incoming.reshape(-1)), jnp.arange(room), side="right")
@@ -222,9 +221,9 @@ def order_of_arrivals(incoming: jax.Array, room: int) -> jax.Array:
 
 
 def grouped_matmul(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax.Array:
-    """Return (n, out): expert i's ``counts[i]`` rows of (n, in), times its ``weight[i]``.
+    """Return (n, out): the ``counts[i]`` rows of expert i, of (n, in), times ``weight[i]``.
 
-    ``weight`` is (experts, in, out). Rows behind those of the experts become zeros.
+    ``weight`` is (experts, in, out). Rows after those of the experts become zeros.
     """
     return jax.lax.ragged_dot(rows, weight, counts.astype(jnp.int32))
 
@@ -232,20 +231,20 @@ def grouped_matmul(rows: jax.Array, weight: jax.Array, counts: jax.Array) -> jax
 def exchange(
     rows: jax.Array, out_of: jax.Array, into: jax.Array, mesh: GroupLike | None, room: int
 ) -> jax.Array:
-    """Send ``out_of[i]`` rows to rank i of ``mesh``, and return those that come, ``into[i]`` of i.
+    """Send ``out_of[i]`` rows to rank i of ``mesh``; return the received rows, ``into[i]`` from i.
 
-    An all-to-all whose sizes are known when the program runs, not before. Rows to rank 0 come
-    first, then those to rank 1; likewise in the result, which has ``room`` rows: behind those that
-    came are zeros. The derivative is the exchange the other way.
+    An all-to-all with sizes that are only known when the program runs. The rows to rank 0 are
+    first, then those to rank 1; the received rows are in the order of ranks as well, padded with
+    zeros to ``room`` rows. The derivative is the opposite exchange.
 
     Args:
-        rows: (n, dim); those behind the sum of ``out_of`` stay here.
-        out_of: Whole numbers, (ranks,).
-        into: Whole numbers, (ranks,): rank i's ``out_of`` for this one.
+        rows: (n, dim); rows beyond the sum of ``out_of`` are not sent.
+        out_of: Integers, (ranks,).
+        into: Integers, (ranks,): rank i's ``out_of`` for this rank.
         mesh: The ranks: ``mesh["ep"]``, a process group, or None for the default group.
-        room: The rows of the result.
+        room: The number of rows in the result.
 
-    When the program runs it ends with the text of a ValueError if more come than there is room for.
+    If more than ``room`` rows arrive, the running program fails with the text of a ValueError.
     """
     return _exchange(rows, out_of, into, mesh, room)
 
@@ -262,7 +261,7 @@ def _exchanged(
         received = sum(sizes)
         if received > len(result) or sum(splits) > len(own):
             raise ValueError(
-                f"{group}: {received} rows come and {sum(splits)} go; expected at most"
+                f"{group}: {received} rows to receive and {sum(splits)} to send; expected at most"
                 f" {len(result)} and {len(own)}"
             )
         group.all_to_all_single(result[:received], own[: sum(splits)], sizes, splits)

@@ -1,8 +1,8 @@
-"""Gathering arrays inside a program, with the derivative that sharded training wants.
+"""The gather of sharded arrays inside a program, with its derivative.
 
-Forward gathers, backward averages the gradients and scatters them. Under ``jax.checkpoint`` arrays
-are gathered again in backward, whatever its policy saves. JAX runs an operation with an effect once
-and saves its result, so the gather is a primitive with rules of its own for that.
+Forward gathers; backward averages the gradients and scatters them. Under ``jax.checkpoint``,
+backward gathers the arrays again, whatever the policy saves. JAX would save the result of an
+operation with an effect, so the gather is a primitive with its own rule for checkpoints.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _Arrays = Sequence[jax.Array]
 
 @dataclass(frozen=True)
 class Split:
-    """The split of an array over the last dim of ``mesh``; the same on all its ranks.
+    """The split of an array over the last dim of ``mesh``, the same on all ranks.
 
-    The ``axis`` counts from the end, so that it stays what it is when a loop takes layers off a
-    stack of them. It has ``length`` elements in all. None: each rank has the whole array.
+    ``axis`` counts from the end, so it remains valid when a loop slices single layers off a stack.
+    The whole array has ``length`` elements along it. None: each rank has the whole array.
     """
 
     mesh: DeviceMesh
@@ -41,18 +41,18 @@ class Split:
 
     @property
     def shards(self) -> DeviceMesh:
-        """The ranks that have the parts."""
+        """The ranks that hold the parts."""
         return self.mesh[self.mesh.ndim - 1]
 
     def whole_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the array of which a part has ``shape``."""
+        """Return the whole array's shape, for a part of ``shape``."""
         whole = list(shape)
         if self.axis is not None:
             whole[self.axis] = self.length
         return tuple(whole)
 
     def part_of(self, array: Any) -> Any:
-        """Return this rank's part of the whole ``array``, as a view where that can be."""
+        """Return this rank's part of the whole ``array``, as a view where possible."""
         if self.axis is None:
             return array
         shards = self.shards
@@ -70,13 +70,13 @@ def gather_arrays(parts: _Arrays, splits: Sequence[Split], after: Any = None) ->
 
 @jax.custom_batching.custom_vmap
 def _anchor(array: jax.Array) -> jax.Array:
-    """Return an element of ``array``, or none: what depends on it comes after ``array``."""
+    """Return the first element of ``array``, if any, as a dependency for later operations."""
     return array.reshape(-1)[:1]
 
 
 @_anchor.def_vmap  # pyright: ignore[reportUntypedFunctionDecorator]
 def _anchor_of_batch(_: int, __: Any, array: jax.Array) -> tuple[jax.Array, bool]:  # pyright: ignore[reportUnusedFunction]
-    # No batch of anchors: the gather would be made for each element of the batch.
+    # With a batch of anchors, the gather would run for each element of the batch.
     return _anchor(array), False
 
 
@@ -90,7 +90,7 @@ def _forward(splits: tuple[Split, ...], parts: _Arrays, anchors: _Arrays) -> Any
 
 
 def _backward(splits: tuple[Split, ...], parts: _Arrays, gradients: _Arrays) -> Any:
-    """Average the gradients of the wholes over all ranks; this rank gets those of its parts."""
+    """Return this rank's parts of the gradients, averaged over all ranks."""
     like, wide = [], []
     for split, part, grad in zip(splits, parts, gradients, strict=True):
         dtype = split.reduce_dtype or part.dtype
@@ -130,7 +130,7 @@ def _call(*operands: jax.Array, splits: tuple[Split, ...]) -> list[jax.Array]:
 
 
 def _join(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> list[jax.Array]:
-    """Return the whole arrays of ``parts``: the calls of each mesh and dtype together."""
+    """Return the whole arrays of ``parts``, gathering those of one mesh and dtype together."""
     wholes = list(parts)
     together: dict[Any, list[int]] = {}
     for i, split in enumerate(splits):
@@ -148,9 +148,9 @@ def _join(parts: _Arrays, splits: Sequence[Split], after: Any = None) -> list[ja
 def _join_rows(
     parts: _Arrays, lengths: Sequence[int], group: ProcessGroup, after: Any
 ) -> list[jax.Array]:
-    """Return arrays of ``lengths`` rows of which ``parts`` are this rank's.
+    """Return the whole arrays, of ``lengths`` rows, whose rows on this rank are ``parts``.
 
-    Each has a call of its own, or, if it is small, one with the others.
+    Small arrays share a collective; each larger one has its own.
     """
     shapes = [(length, *part.shape[1:]) for part, length in zip(parts, lengths, strict=True)]
     layout = ShardLayout(shapes, parts[0].dtype.itemsize, group.size())
@@ -186,7 +186,7 @@ def _abstract_eval(*operands: Any, splits: tuple[Split, ...]) -> Any:  # pyright
 
 
 def _batch(operands: Any, dims: Any, *, splits: tuple[Split, ...]) -> tuple[Any, Any]:
-    """Gather a batch of parts in one call: axes count from the end."""
+    """Gather a batch of parts in one call, which is valid because axes count from the end."""
     moved = [
         x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)
     ]
@@ -194,15 +194,16 @@ def _batch(operands: Any, dims: Any, *, splits: tuple[Split, ...]) -> tuple[Any,
     return wholes, [None if dim is None else 0 for dim in dims[: len(splits)]]
 
 
-def _partial_eval(_: Any, unknown: Sequence[bool], there: Sequence[bool], eqn: Any) -> Any:
+def _partial_eval(_: Any, unknown: Sequence[bool], available: Sequence[bool], eqn: Any) -> Any:
     """Under ``jax.checkpoint``: gather in forward, save no results, gather again in backward."""
-    many, again = len(eqn.outvars), any(unknown)
-    saved = [x for x, in_backward in zip(eqn.invars, there, strict=True) if not in_backward]
-    return None if again else eqn, eqn, [again] * many, [True] * many, saved
+    count, only_backward = len(eqn.outvars), any(unknown)
+    saved = [x for x, in_backward in zip(eqn.invars, available, strict=True) if not in_backward]
+    in_forward = None if only_backward else eqn
+    return in_forward, eqn, [only_backward] * count, [True] * count, saved
 
 
 def _drop_unused(used: Sequence[bool], eqn: Any) -> Any:
-    """Drop a gather whose arrays nothing uses: all ranks run the same program."""
+    """Drop a gather with unused results; all ranks do so, because they run the same program."""
     needed = any(used)
     return [needed] * len(eqn.invars), eqn if needed else None
 
@@ -230,8 +231,8 @@ _LAYOUTS = frozenset(
 
 
 def save_results(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Policy for ``jax.checkpoint``: save what was computed, and not what was only laid out anew.
+    """Policy for ``jax.checkpoint``: save computed results, but not mere changes of layout.
 
-    So a gathered parameter's transpose does not keep the parameter alive until backward.
+    Otherwise the transpose of a gathered parameter would keep the parameter alive until backward.
     """
     return primitive.name not in _LAYOUTS

@@ -1,13 +1,12 @@
-"""The host side of a synchronised backward pass: gradients come out of XLA one by one.
+"""The host side of a synchronised backward pass, to which XLA passes gradients one by one.
 
-XLA calls ``begin``, then ``arrival(i)`` as soon as gradient i has been computed, on the thread that
-computed it. It calls ``seal`` when all gradients are complete, then ``collection(numbers)`` for
-one bucket after the other. So the program uses the first averages, for instance to update
-parameters, while the last buckets are still being reduced. The reducer starts a bucket's all-reduce
-once the bucket is full, in the order of the buckets.
+XLA calls ``begin``, then ``arrival(i)`` on the computing thread as soon as gradient i is computed.
+After all gradients it calls ``seal``, then ``collection(numbers)`` for each bucket in turn. Thus
+the program can use the first averages, for example to update parameters, while later buckets are
+still being reduced. The reducer starts each full bucket's all-reduce, in the order of the buckets.
 
-A gradient is copied into its bucket before its ``arrival`` returns: from then on its memory is
-XLA's, which may use it or free it.
+``arrival`` copies the gradient into its bucket before it returns, because XLA may reuse or free
+the gradient's memory afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from parallel._core.reducer import Reducer
 
 
 class GradientExchange:
-    """The functions that XLA calls in one synchronised backward pass after the other."""
+    """The functions that XLA calls in each synchronised backward pass."""
 
     def __init__(
         self,
@@ -58,9 +57,9 @@ class GradientExchange:
             self._group, self._running = group, None
 
     def portions(self) -> list[list[int]]:
-        """Return the gradients as they may be collected, in about the order of reduction.
+        """Return the numbers of gradients to collect together, roughly in order of reduction.
 
-        Each large one is by itself, the small ones, whose buckets may change, are together.
+        Each large gradient is alone. The small ones are together, because their buckets may change.
         """
         least = self._options.alone_bytes
         small = [n for n in self._numbers if self._specs[n].nbytes < least]
@@ -68,10 +67,10 @@ class GradientExchange:
         return [*large, small] if small else large
 
     def begin(self, outputs: Sequence[HostArray], _: Sequence[HostArray], program: Program) -> None:
-        """Prepare; the output is a number on which all arrivals depend."""
+        """Begin a pass; the output is a number on which all arrivals depend."""
         outputs[0].fill(0)
         if self._running is not None:
-            # Its program was ended by something else, such as a callback of the user's.
+            # Another failure, such as in a user's callback, ended the previous program.
             self._abandon(RuntimeError("the program ended before its gradients were reduced"))
         with self._lock:
             self.reducer.begin(self._numbers)
@@ -80,7 +79,7 @@ class GradientExchange:
         program.guard(self._abandon)
 
     def arrival(self, number: int) -> HostFunction:
-        """Return the function that takes the gradient ``number``."""
+        """Return the function that receives the gradient ``number``."""
 
         def arrive(outputs: Sequence[HostArray], inputs: Sequence[HostArray], _: Program) -> None:
             with self._lock:
@@ -90,11 +89,11 @@ class GradientExchange:
         return arrive
 
     def seal(self, _: Sequence[HostArray], inputs: Sequence[HostArray], __: Program) -> None:
-        """Note that no gradient arrives any more; returns at once.
+        """Mark the end of the arrivals, without waiting for reductions.
 
-        ``inputs[0]`` is a number that depends on all arrivals, so XLA calls this last.
-        ``inputs[1:]``, if given, are the gradients by number. They are used for the gradients that
-        have not arrived, because the loss does not depend on their parameters.
+        ``inputs[0]`` depends on all arrivals, so XLA calls this after them. ``inputs[1:]``, if
+        present, are gradients by number, for those that have not arrived because the loss does not
+        depend on their parameters.
         """
         with self._lock:
             self.reducer.stopwatch.add_backward(self._begun)
@@ -118,14 +117,14 @@ class GradientExchange:
         return collect
 
     def cancel(self, error: BaseException) -> None:
-        """End a pass that cannot go on because of ``error``.
+        """End a pass that cannot continue because of ``error``.
 
-        If no bucket is under way, nothing has happened, and the next pass may come.
+        If no reduction has started, the pass has no effect, and another one may begin.
         """
         with self._lock:
             begun = self._running
             if begun is not None and not self.reducer.under_way:
-                self._stand_down()
+                self._clear_running()
                 return
         if begun is not None:
             self._abandon(error)
@@ -133,27 +132,27 @@ class GradientExchange:
     def _end(self) -> None:
         self.reducer.close()
         self.statistics = self.reducer.stopwatch.finish()
-        self._stand_down()
+        self._clear_running()
 
-    def _stand_down(self) -> None:
+    def _clear_running(self) -> None:
         begun, self._running = self._running, None
         if begun is not None:
             begun.unguard(self._abandon)
 
     def _abandon(self, error: BaseException) -> None:
-        """End a pass whose program has failed, on all ranks."""
-        self._group.abort(f"a backward pass was broken off by {type(error).__name__}: {error}")
+        """End, on all ranks, a pass whose program has failed."""
+        self._group.abort(f"a backward pass was aborted by {type(error).__name__}: {error}")
         with self._lock:
             self.reducer.fail(error)
-            self._stand_down()
+            self._clear_running()
 
-    # What the reducer asks of the owner of gradients
+    # The reducer's GradientOwner protocol
 
     def accumulated(self, number: int) -> None:
-        """Return None: the program keeps what earlier passes have accumulated."""
+        """Return None: the program itself holds accumulated gradients."""
 
     def rehome(self, views: Mapping[int, Array]) -> None:
-        """Do nothing: XLA decides where gradients live."""
+        """Do nothing: XLA allocates the gradients."""
 
     def deliver(self, averages: Mapping[int, Array]) -> None:
         """Write a bucket's averages into the outputs."""

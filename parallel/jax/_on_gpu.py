@@ -1,10 +1,9 @@
-"""Averaging gradients in a program for a GPU: collectives of the program's own, on its stream.
+"""Gradient averaging in a program for a GPU, by collectives on the program's stream.
 
-Experimental, not run on a GPU (``docs/run/gpu.md``).
+Experimental, not tested on a GPU (``docs/run/gpu.md``).
 
-On the CPU gradients are handed to a thread of the host's as they come. On a GPU the program's host
-thread is done long before the GPU is, and nothing needs a thread: the collectives are put on the
-stream behind the gradients. All gradients of one dtype share buckets, as elsewhere.
+Unlike on the CPU, no host thread receives the gradients: the program enqueues the collectives on
+its stream after the gradients. All gradients of one dtype share buckets, as elsewhere.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from parallel._core.assignment import assign_buckets
 
 
 def is_on_gpu(leaves: Sequence[jax.Array]) -> bool:
-    """True if arrays are on a GPU, so that programs with them are compiled for it."""
+    """True if any array is on a GPU, for which XLA then compiles the program."""
     return any(device.platform in ("gpu", "cuda") for leaf in leaves for device in leaf.devices())
 
 
 def average_in_program(
     gradients: Sequence[jax.Array], group: ProcessGroup, cap_bytes: int
 ) -> list[jax.Array]:
-    """Return the averages of ``gradients`` over ``group``, inside of a program.
+    """Return the averages of ``gradients`` over ``group``, inside a program.
 
-    The last gradients fill the first buckets (of about ``cap_bytes``): they are computed first.
+    The first buckets (of about ``cap_bytes``) hold the last gradients, which are computed first.
     """
     averages = list(gradients)
     for numbers in _buckets(gradients, cap_bytes):

@@ -24,7 +24,7 @@ _Trained = list[jax.Array]
 _Inputs = tuple[Array, ...]
 
 
-class _Given(NamedTuple):
+class _StageArguments(NamedTuple):
     """The arguments of a stage's program. ``floats`` are the inputs that have gradients."""
 
     trained: _Trained
@@ -36,24 +36,24 @@ class _Given(NamedTuple):
 
 
 class PipelineStage(Stage):
-    """A function of parameters and arrays, as one stage of a pipeline.
+    """A pipeline stage that computes a function of parameters and arrays.
 
         stage = PipelineStage(layers, params, mesh.get_local_rank("pp"), 4, mesh["pp"])
         schedule = Schedule1F1B(stage, 8, loss_fn)
         schedule.step(x, target=y)
         params = stage.params = update(stage.params, stage.grads)
 
-    ``function(params, *inputs)`` is jitted and differentiated by ``jax.vjp``. The schedule runs
-    outside of ``jit``. The function returns an array or a tuple of arrays, which are the next
-    stage's inputs. The loss is a function ``loss(output, target)``, which is jitted too.
+    ``function(params, *inputs)`` returns an array or a tuple of arrays: the next stage's inputs. It
+    is jitted and differentiated by ``jax.vjp``. The loss, ``loss(output, target)``, is jitted too.
+    The schedule itself runs outside of ``jit``.
 
     For schedules with I and W, each half of the backward is a separate program, in which XLA drops
-    unneeded work. W computes the stage's gradients of activations again. So I and W together take
-    longer than B; the difference is small if a stage has few layers.
+    unneeded work. W computes the stage's gradients of activations again, so I and W together take
+    longer than B. The difference is small if a stage has few layers.
 
     Args:
-        function: The stage.
-        params: A pytree; leaves other than floating point arrays are passed on unchanged.
+        function: The function of the stage.
+        params: A pytree; leaves other than floating-point arrays are passed on unchanged.
         stage_index: This stage's number, from 0.
         num_stages: The number of stages on all ranks.
         mesh: The ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
@@ -76,13 +76,13 @@ class PipelineStage(Stage):
         super().__init__(stage_index, num_stages, mesh)
         self.params: Tree = params
         self.grads: Tree = None
-        """The sum of gradients since ``zero_grad``, in the structure of ``params``. None at leaves
-        that are not trained, and before the first step."""
+        """The sum of gradients since ``zero_grad``, in the structure of ``params``, with None for
+        leaves that are not trained. None before the first step."""
         self._function = function
         self._tree = TreeOfParameters.of(params)
         self._training = True
-        self._kept: dict[int, tuple[Any, list[int], int]] = {}
-        self._later: dict[int, tuple[Any, tuple[jax.Array, ...]]] = {}
+        self._saved: dict[int, tuple[Any, list[int], int]] = {}
+        self._saved_for_weight: dict[int, tuple[Any, tuple[jax.Array, ...]]] = {}
         self._sum: _Trained | None = None
         self._run = jax.jit(self._apply, static_argnums=(1,))
         self._run_for_backward = jax.jit(self._with_vjp, static_argnums=(1,))
@@ -91,29 +91,29 @@ class PipelineStage(Stage):
         self._losses: dict[int, Any] = {}
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         self.grads = self._sum = None
 
     # ------------------------------------------------------------------ programs
 
-    def _apply(self, given: _Given, where: tuple[bool, ...]) -> tuple[jax.Array, ...]:
-        """Call the function; ``where`` says which of its inputs are ``floats``."""
-        coming, rest = iter(given.floats), iter(given.others)
-        inputs = [next(coming) if is_float else next(rest) for is_float in where]
-        kept = [self._others[i] if leaf is None else leaf for i, leaf in enumerate(given.fixed)]
-        params = self._tree.join(given.trained, kept)
-        output = self._function(params, *inputs, **given.kwargs)
+    def _apply(self, args: _StageArguments, where: tuple[bool, ...]) -> tuple[jax.Array, ...]:
+        """Call the function; ``where`` is True for its inputs that are in ``floats``."""
+        floats, others = iter(args.floats), iter(args.others)
+        inputs = [next(floats) if is_float else next(others) for is_float in where]
+        fixed = [self._others[i] if leaf is None else leaf for i, leaf in enumerate(args.fixed)]
+        params = self._tree.join(args.trained, fixed)
+        output = self._function(params, *inputs, **args.kwargs)
         return as_tuple(output, f"the output of {self!r}")
 
     def _with_vjp(
-        self, given: _Given, where: tuple[bool, ...]
+        self, args: _StageArguments, where: tuple[bool, ...]
     ) -> tuple[tuple[jax.Array, ...], Any]:
         def run(trained: _Trained, floats: _Inputs) -> tuple[Any, Any]:
-            outputs = self._apply(given._replace(trained=trained, floats=floats), where)
-            # Only outputs with gradients are differentiated.
+            outputs = self._apply(args._replace(trained=trained, floats=floats), where)
+            # Only floating-point outputs have gradients.
             return tuple(o for o in outputs if is_trained(o)), outputs
 
-        _, vjp, outputs = jax.vjp(run, given.trained, given.floats, has_aux=True)
+        _, vjp, outputs = jax.vjp(run, args.trained, args.floats, has_aux=True)
         return outputs, vjp
 
     # ------------------------------------------------------------------ called by the executor
@@ -137,16 +137,16 @@ class PipelineStage(Stage):
     def forward(
         self, microbatch: int, inputs: Sequence[Array], kwargs: dict[str, Any]
     ) -> tuple[Array, ...]:
-        """Run the program; when training, keep what its derivative needs."""
+        """Run the program; when training, save the derivative for the backward."""
         where = tuple(is_trained(array) for array in inputs)
         floats = tuple(array for array in inputs if is_trained(array))
         others = tuple(array for array in inputs if not is_trained(array))
-        given = _Given(self._trained, floats, others, self._fixed, kwargs)
+        args = _StageArguments(self._trained, floats, others, self._fixed, kwargs)
         if not self._training:
-            return jax.block_until_ready(self._run(given, where))
-        outputs, vjp = jax.block_until_ready(self._run_for_backward(given, where))
+            return jax.block_until_ready(self._run(args, where))
+        outputs, vjp = jax.block_until_ready(self._run_for_backward(args, where))
         places = [place for place, is_float in enumerate(where) if is_float]
-        self._kept[microbatch] = vjp, places, len(where)
+        self._saved[microbatch] = vjp, places, len(where)
         return outputs
 
     def loss(
@@ -169,28 +169,28 @@ class PipelineStage(Stage):
     def backward(
         self, microbatch: int, grads: Sequence[Array | None], *, last: bool
     ) -> tuple[Array | None, ...]:
-        vjp, places, count = self._kept.pop(microbatch)
-        given = _present(grads)
-        of_params, of_inputs = jax.block_until_ready(self._derivative(vjp, given, (0, 1)))
+        vjp, places, count = self._saved.pop(microbatch)
+        present = _present(grads)
+        of_params, of_inputs = jax.block_until_ready(self._derivative(vjp, present, (0, 1)))
         self._accumulate(of_params)
         return _spread(of_inputs, places, count)
 
     def backward_input(
         self, microbatch: int, grads: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
-        vjp, places, count = self._kept.pop(microbatch)
+        vjp, places, count = self._saved.pop(microbatch)
         present = _present(grads)
-        self._later[microbatch] = vjp, present
+        self._saved_for_weight[microbatch] = vjp, present
         (of_inputs,) = jax.block_until_ready(self._derivative(vjp, present, (1,)))
         return _spread(of_inputs, places, count)
 
     def backward_weight(self, microbatch: int, *, last: bool) -> None:
-        vjp, present = self._later.pop(microbatch)
+        vjp, present = self._saved_for_weight.pop(microbatch)
         self._accumulate(*jax.block_until_ready(self._derivative(vjp, present, (0,))))
 
     def end(self, failed: bool) -> None:
-        self._kept.clear()
-        self._later.clear()
+        self._saved.clear()
+        self._saved_for_weight.clear()
         if self._sum is not None and not failed:
             self.grads = self._tree.join(self._sum)
 
@@ -208,7 +208,7 @@ def _derivative(vjp: _Vjp, grads: tuple[Array, ...], which: tuple[int, ...]) -> 
 
 
 def _sum(a: _Trained, b: _Trained) -> _Trained:
-    return [jnp.add(mine, theirs) for mine, theirs in zip(a, b, strict=True)]
+    return [jnp.add(x, y) for x, y in zip(a, b, strict=True)]
 
 
 def _present(grads: Sequence[Array | None]) -> tuple[Array, ...]:
@@ -224,30 +224,30 @@ def _spread(grads: Sequence[Array], places: Sequence[int], count: int) -> tuple[
 
 
 class StageStates:
-    """The global state of a pytree that is split over the stages of a pipeline.
+    """The global state of a pytree that is distributed over the stages of a pipeline.
 
         states = StageStates(mesh)
         checkpoints.save(states.state((params, optimizer_state)), step=100)
         loaded = checkpoints.load(states.layout((params, optimizer_state)))
         params, optimizer_state = states.restore((params, optimizer_state), loaded)
 
-    Each array is named by its path, which no two stages share. ``parallelize`` and ``fsdp.shard``
-    record in the tree how arrays are split. So a state loads on any other mesh. All ranks call all
-    methods, outside of ``jit``.
+    The key of an array is its path, which no two stages share. ``parallelize`` and ``fsdp.shard``
+    record in the tree how arrays are split, so a state loads on any other mesh. All ranks must
+    call all methods, outside of ``jit``.
 
     Args:
         mesh: A mesh of all ranks, with names.
-        dim: The dim along which the stages lie. Of size 1, it means a single stage.
+        dim: The dim of the stages. Its size may be 1.
 
     Raises:
-        MeshDimError: For a mesh without that dim.
+        MeshDimError: If the mesh has no dim of this name.
     """
 
     def __init__(self, mesh: DeviceMesh, dim: str = "pp") -> None:
         self._arrays = StageArrays(mesh, dim)
 
     def state(self, tree: Tree) -> dict[str, Any]:
-        """Return ``{path: DArray}`` of all stages' trees, and numbers for arrays without dims."""
+        """Return ``{path: DArray}`` of all stages' trees, with numbers for arrays without dims."""
         return self._arrays.state({"": self._own(tree)})[""]
 
     def layout(self, tree: Tree) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Ring attention: keys and values go from rank to rank, results are merged as they arrive.
+"""Ring attention: keys and values circulate around the ranks; partial results are merged.
 
-Liu et al., "Ring Attention", arXiv:2310.01889; on the idle ranks of causal attention over
-consecutive positions: Brandon et al., "Striped Attention", arXiv:2311.09431. In each of n steps a
-rank computes with the keys and values that it has, and passes them on meanwhile. Backward goes
-round again, and the gradients of keys and values travel with them.
+Liu et al., "Ring Attention", arXiv:2310.01889. On idle ranks in causal attention over consecutive
+positions: Brandon et al., "Striped Attention", arXiv:2311.09431. In each of n steps a rank computes
+with its current keys and values and meanwhile sends them to the next rank. In backward they
+circulate again, followed by their gradients.
 
-Forward keeps the result and the logarithm of each softmax's denominator; backward computes the
-softmax again (Dao et al., "FlashAttention", arXiv:2205.14135, sections 3.1 and B.2). Queries are
-(batch, length, heads, head_dim), keys and values (batch, length, kv_heads, head_dim): each head of
-them serves ``heads / kv_heads`` neighbouring heads of queries (Ainslie et al., "GQA",
+Forward saves the result and the logarithm of each softmax's denominator; backward recomputes the
+softmax (Dao et al., "FlashAttention", arXiv:2205.14135, sections 3.1 and B.2). Queries are
+(batch, length, heads, head_dim), keys and values (batch, length, kv_heads, head_dim). Each key and
+value head serves ``heads / kv_heads`` adjacent query heads (Ainslie et al., "GQA",
 arXiv:2305.13245). Logarithms are (batch, length, heads).
 """
 
@@ -26,7 +26,7 @@ KEYS, GRADIENTS = 0, 1
 
 
 class VisibleBlock(NamedTuple):
-    """Queries of this rank that attend to a part of the arrived keys, causally or to all."""
+    """The block of this rank's queries that attend to received keys, causally or to all."""
 
     queries: slice
     keys: slice
@@ -36,11 +36,11 @@ class VisibleBlock(NamedTuple):
 def visible_block(
     rank: int, source: int, half: int, *, causal: bool, zigzag: bool
 ) -> VisibleBlock | None:
-    """Return the work of ``rank`` with the keys of rank ``source``; None if no query sees them.
+    """Return the block of ``rank`` with the keys of ``source``; None if no query sees them.
 
-    ``half`` is the length of a chunk of a zigzag, of which each rank has two. All queries see the
-    early chunk of a lower rank, and none its late chunk. The late queries see all keys of a higher
-    rank. So each step but the first is half of a block.
+    ``half`` is the length of one of a rank's two zigzag chunks. All queries see the early chunk of
+    a lower rank, and none its late chunk. Only the late queries see the keys of a higher rank, and
+    they see all of them. So each step but the first computes half of a block.
     """
     everything = slice(None)
     if not causal or rank == source:
@@ -53,14 +53,14 @@ def visible_block(
 
 
 class Ring(NamedTuple):
-    """The ranks of one attention, and which positions of the sequence they have."""
+    """Attention over the ranks of ``mesh``, with the order of their positions."""
 
     mesh: ProcessGroup | DeviceMesh | None
     causal: bool
     zigzag: bool
 
     def forward(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the result at this rank's positions, float32 or wider, and the logarithms."""
+        """Return the result at this rank's positions, and the logarithms, in float32 or wider."""
         held, out, logs, size = jnp.stack([k, v]), q, q, get_world_size(self.mesh)
         for step in range(size):
             passing = self._pass_on(held, KEYS) if step + 1 < size else None
@@ -90,7 +90,7 @@ class Ring(NamedTuple):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return the gradients of this rank's q, k and v, float32 or wider.
 
-        ``out`` and ``logs`` are what ``forward`` returned, ``grad`` is the gradient of ``out``.
+        ``out`` and ``logs`` are the results of ``forward``, ``grad`` is the gradient of ``out``.
         """
         along, size = (out * grad).sum(axis=-1), get_world_size(self.mesh)
         held, travelling, q_grad = jnp.stack([k, v]), k, jnp.zeros(q.shape, logs.dtype)
@@ -121,7 +121,7 @@ class Ring(NamedTuple):
                 travelling = jnp.zeros_like(own_keys)
                 continue
             if gradients_passing is not None:
-                # They were with the previous rank, which is done with them.
+                # The previous rank has already added its contribution.
                 travelling = jit.permute_done(gradients_passing, (q_grad, part))
             if block is not None:
                 travelling = travelling.at[:, :, block.keys].add(part)
@@ -136,7 +136,7 @@ class Ring(NamedTuple):
         return visible_block(rank, source, length // 2, causal=self.causal, zigzag=self.zigzag)
 
     def _pass_on(self, x: jax.Array, tag: int) -> jit.PendingPermute:
-        """Begin to send ``x`` to the next rank, and to receive that of the previous one."""
+        """Start sending ``x`` to the next rank and receiving the previous rank's."""
         size = get_world_size(self.mesh)
         perm = [(rank, (rank + 1) % size) for rank in range(size)]
         return jit.permute_start(x, perm, self.mesh, tag=tag)
@@ -145,7 +145,7 @@ class Ring(NamedTuple):
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Return softmax(q @ k.T / sqrt(head_dim)) @ v, of the shape of ``q``, and the logarithms.
+    """Return softmax(q @ k.T / sqrt(head_dim)) @ v, with the shape of ``q``, and the logarithms.
 
     With ``causal``, query i attends to the keys up to i. Results for 16-bit floats are float32.
     """
@@ -168,10 +168,10 @@ def attend_backward(
     *,
     causal: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the gradients of ``q``, and of ``k`` and ``v`` stacked, of the logarithms' dtype.
+    """Return the gradients of ``q``, and of ``k`` and ``v`` stacked, in the dtype of ``logs``.
 
-    ``grad`` is that of the result over all keys, ``logs`` its logarithms, and ``along`` the product
-    of result and ``grad``, summed over the features: ``k`` may be a part of the keys only.
+    ``k`` may be only a part of the keys. ``grad`` is the gradient of the result over all keys,
+    ``logs`` its logarithms, and ``along`` the sum over features of the result times ``grad``.
     """
     groups = k.shape[2]
     grad, of_rows = _grouped(grad, groups).astype(logs.dtype), _grouped(q, groups)
@@ -187,9 +187,9 @@ def attend_backward(
 def merge(
     out: jax.Array, logs: jax.Array, part: jax.Array, part_logs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the result over all keys of results over two parts of them, and its logarithms."""
+    """Merge the results over two disjoint sets of keys; return the result and its logarithms."""
     together = jnp.logaddexp(logs, part_logs)
-    first, second = (jnp.exp(one - together)[..., None] for one in (logs, part_logs))
+    first, second = (jnp.exp(part - together)[..., None] for part in (logs, part_logs))
     return out * first + part * second, together
 
 

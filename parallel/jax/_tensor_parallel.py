@@ -1,7 +1,7 @@
 """Tensor parallelism for pytrees of weights, inside ``jax.jit``.
 
 The operators are f and g of Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. Operator f
-enters a region in which each rank of ``mesh["tp"]`` works on its part of a layer; g leaves it. A
+enters a region in which each rank of ``mesh["tp"]`` computes its part of a layer; g leaves it. A
 region with a column parallel matrix, an element-wise function and a row parallel matrix costs two
 all-reduces: one forward (in g) and one backward (in f)::
 
@@ -16,12 +16,12 @@ reduce-scatter in the other::
     h = jax.nn.gelu(copy_to_region(x, tp, axis=1) @ w_in)
     y = reduce_from_region(h @ w_out, tp, axis=1)
 
-Outside of such regions all ranks of ``tp`` compute the same, or their part of the sequence. Each
-gets the whole gradient of its arrays, so no gradient is reduced over ``tp``.
-(``meshlib.jit.all_reduce`` has the other convention: each rank has a loss of its own, and
-derivatives are those of their sum.)
+Outside of these regions all ranks of ``tp`` compute the same values, or each its part of the
+sequence. Each rank gets the whole gradient of its arrays, so no gradient is reduced over ``tp``.
+(``meshlib.jit.all_reduce`` has another convention: each rank has its own loss, and derivatives are
+those of the sum.)
 
-The model's functions stay as they are for one process: ``x @ params["up"]``. A split weight is a
+The model's functions are written as for one process: ``x @ params["up"]``. A split weight is a
 node of the pytree that implements its multiplication, and applies f and g where needed.
 """
 
@@ -54,7 +54,7 @@ _Crossing = Callable[[jax.Array, Group, Any], jax.Array]
 
 
 def _with_derivative(back: _Crossing) -> Callable[[_Crossing], jax.custom_vjp[jax.Array]]:
-    """Make a function an operator whose gradient is ``back`` of the result's."""
+    """Return a decorator: the function's gradient becomes ``back`` of the result's gradient."""
 
     def decorate(function: _Crossing) -> jax.custom_vjp[jax.Array]:
         def forward(x: jax.Array, mesh: Group, axis: int | None) -> tuple[jax.Array, None]:
@@ -71,7 +71,7 @@ def _with_derivative(back: _Crossing) -> Callable[[_Crossing], jax.custom_vjp[ja
 
 
 def _gather(x: jax.Array, mesh: Group, axis: int | None) -> jax.Array:
-    """Return all of what ``x`` is this rank's part of along ``axis``; None: it is all."""
+    """Gather the ranks' parts ``x`` along ``axis``; None: return ``x``, which is whole."""
     return x if axis is None else jit.all_gather(x, mesh, axis=axis, tiled=True)
 
 
@@ -90,38 +90,38 @@ def _own_part(x: jax.Array, mesh: Group, axis: int) -> jax.Array:
 
 @_with_derivative(_sum)
 def copy_to_region(x: jax.Array, mesh: Group, axis: int | None = None) -> jax.Array:
-    """f: return ``x``, the same on all ranks; its gradient is summed over ``mesh``.
+    """Return ``x``, which is the same on all ranks; its gradient is summed over ``mesh``.
 
-    With ``axis``, ``x`` is this rank's part along it: the ranks' parts are gathered, and the sum of
-    the gradient is scattered again.
+    This is operator f. With ``axis``, ``x`` is this rank's part along it: the ranks' parts are
+    gathered, and the gradient is reduce-scattered.
     """
     return _gather(x, mesh, axis)
 
 
 @_with_derivative(_gather)
 def reduce_from_region(x: jax.Array, mesh: Group, axis: int | None = None) -> jax.Array:
-    """g: return the sum of ``x`` over ``mesh``; its gradient passes as it is.
+    """Return the sum of ``x`` over ``mesh``; its gradient passes unchanged.
 
-    With ``axis``, return this rank's part of the sum along it; the gradient's parts are gathered.
-    Raises ValueError when that dim does not divide by the number of ranks.
+    This is operator g. With ``axis``, return this rank's part of the sum along it; the gradient's
+    parts are gathered. Raises ValueError when that dim is not divisible by the number of ranks.
     """
     return _sum(x, mesh, axis)
 
 
 @_with_derivative(_own_part)
 def gather_from_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
-    """Return the ranks' ``x`` side by side along ``axis``, the same on all ranks.
+    """Concatenate the ranks' ``x`` along ``axis``; the result is the same on all ranks.
 
-    The gradient, which is the same on all ranks, is split again.
+    The gradient, which must be the same on all ranks, is split again.
     """
     return _gather(x, mesh, axis)
 
 
 @_with_derivative(_gather)
 def scatter_to_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
-    """Return this rank's part along ``axis`` of ``x``, the same on all ranks of ``mesh``.
+    """Return this rank's part along ``axis`` of ``x``, which is the same on all ranks of ``mesh``.
 
-    The gradient is gathered. Raises ValueError when that dim does not divide by the number of
+    The gradient is gathered. Raises ValueError when that dim is not divisible by the number of
     ranks.
     """
     return _own_part(x, mesh, axis)
@@ -130,11 +130,11 @@ def scatter_to_region(x: jax.Array, mesh: Group, axis: int = -1) -> jax.Array:
 def vocab_parallel_embedding(
     table: jax.Array, indices: jax.Array, mesh: Group, axis: int | None = None
 ) -> jax.Array:
-    """Return the vectors of ``indices``, of which ``table`` has this rank's block of rows.
+    """Return the embedding vectors of ``indices``; ``table`` is this rank's block of rows.
 
-    ``table`` is (num_embeddings / size, embedding_dim), ``indices`` are integers of any shape, the
-    same on all ranks of ``mesh``, each in [0, num_embeddings). With ``axis``, this rank's part
-    along it is returned.
+    ``table`` is (num_embeddings / size, embedding_dim). ``indices`` are integers of any shape in
+    [0, num_embeddings), the same on all ranks of ``mesh``. With ``axis``, return this rank's part
+    along it.
     """
     local = indices - get_rank(mesh) * table.shape[0]
     own = (local >= 0) & (local < table.shape[0])
@@ -145,9 +145,9 @@ def vocab_parallel_embedding(
 def vocab_parallel_cross_entropy(logits: jax.Array, targets: jax.Array, mesh: Group) -> jax.Array:
     """Return the cross-entropy of each sample, the same on all ranks of ``mesh``.
 
-    ``logits`` are (..., classes / size), this rank's block of classes; ``targets`` integers (...)
-    in [0, classes), the same on all ranks. Logits are not gathered: two all-reduces, of one number
-    a sample and of two, do. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
+    ``logits`` are (..., classes / size), this rank's block of classes; ``targets`` are integers
+    (...) in [0, classes), the same on all ranks. Instead of gathering logits, it all-reduces one
+    and then two numbers per sample. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
     """
     own = logits.shape[-1]
     largest = jax.lax.stop_gradient(logits).max(axis=-1, keepdims=True)
@@ -167,7 +167,7 @@ def _part_size(x: jax.Array, mesh: Group, axis: int) -> int:
     if rest:
         which = "last dim" if axis % x.ndim == x.ndim - 1 else f"dim {axis}"
         raise ValueError(
-            f"x has shape {x.shape}; its {which} does not divide by the {size} ranks of {mesh}"
+            f"x has shape {x.shape}; its {which} is not divisible by the {size} ranks of {mesh}"
         )
     return width
 
@@ -183,11 +183,11 @@ Style = ColwiseParallel | RowwiseParallel | Shard
 )
 @dataclass(frozen=True)
 class SplitWeight:
-    """This rank's part of a matrix, along ``axis``: a node of a pytree, whose leaf is ``array``.
+    """This rank's part of a matrix, split along ``axis``: a pytree node whose leaf is ``array``.
 
-    ``x @ w``, ``w @ x`` and ``w[indices]`` are what they would be with the whole matrix, except for
-    the layouts that the ``style`` gives. An array that a plan splits by ``Shard(axis)``, of any
-    shape, has no products: the model takes its ``array``.
+    ``x @ w``, ``w @ x`` and ``w[indices]`` return the same as with the whole matrix, in the layout
+    of the ``style``. An array that a plan splits by ``Shard(axis)`` may have any shape, and has no
+    products: the model uses its ``array``.
     """
 
     array: Any
@@ -195,7 +195,7 @@ class SplitWeight:
     style: Style
     axis: int
 
-    __array_ufunc__ = None  # or NumPy takes it for an array
+    __array_ufunc__ = None  # otherwise NumPy's operators convert it to an array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -205,20 +205,20 @@ class SplitWeight:
         return tuple(shape)
 
     def __rmatmul__(self, x: Any) -> jax.Array:
-        """Return ``x @ w``: the features of x are its last dim."""
+        """Return ``x @ w``; the features of x are its last dim."""
         self._check("x @ w", -1, 0)
         return self._leave(self.enter(x) @ self.array, -1)
 
     def __matmul__(self, x: Any) -> jax.Array:
-        """Return ``w @ x``: the features of x are its only dim, or its last but one."""
+        """Return ``w @ x``; the features of x are its only dim, or its second to last."""
         self._check("w @ x", 0, -1)
         y = self.array @ self.enter(x)
         return self._leave(y, -2 if y.ndim > 1 else -1)
 
     def __getitem__(self, indices: Any) -> Any:
-        """Return the rows of ``indices``, whole numbers of any shape: an embedding.
+        """Return the rows at ``indices``, integers of any shape, for an embedding.
 
-        ``w[...]`` is the weight itself, as flax asks for it.
+        ``w[...]``, which flax uses, is the weight itself.
         """
         if indices is Ellipsis:
             return self
@@ -231,16 +231,16 @@ class SplitWeight:
         ndim = self.array.ndim
         wanted = columns if isinstance(self.style, ColwiseParallel) else rows
         if isinstance(self.style, Shard):
-            raise TypeError(f"{product} with a weight that is split by {self.style}: use its array")
+            raise TypeError(f"{product}: the weight is split by {self.style}; expected its array")
         if ndim != 2 or self.axis % ndim != wanted % ndim:
             raise TypeError(
-                f"{product} with a weight of shape {self.shape}, split along axis {self.axis} by"
-                f" {type(self.style).__name__}: expected two axes, and a split of axis"
+                f"{product}: the weight has shape {self.shape}, and is split along axis {self.axis}"
+                f" by {type(self.style).__name__}; expected two axes, and a split of axis"
                 f" {wanted % 2}; see features_first of parallelize"
             )
 
     def enter(self, x: Any) -> jax.Array:
-        """Return the input ``x`` as the product with this rank's part takes it."""
+        """Return the input ``x`` in the layout for the product with this rank's part."""
         if isinstance(x, _SharedInput):
             return x.array
         assert not isinstance(self.style, Shard), "it was checked"
@@ -260,9 +260,9 @@ class SplitWeight:
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["mesh"])
 @dataclass(frozen=True)
 class SummedParameter:
-    """A whole array that each rank applies to its part of the sequence: its gradient is summed.
+    """A whole array whose gradient is summed, for use on each rank's part of the sequence.
 
-    A node of a pytree, whose leaf is ``array``; in JAX's operations it is an array.
+    A pytree node whose leaf is ``array``; JAX's operations accept it as an array.
     """
 
     array: Any
@@ -291,19 +291,20 @@ class _SharedInput:
         return weight.__rmatmul__(self)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("what share_input returned is for products with weights only")
+        raise TypeError("the result of share_input supports only products with weights")
 
 
 def share_input(x: jax.Array, *weights: Any) -> Any:
-    """Return ``x`` for products with all of ``weights``, split alike: it crosses once for them.
+    """Return ``x`` for products with all of ``weights``, which then share its communication.
 
-    As queries, keys and values share their input: one all-gather (or none) forward, and one
-    reduce-scatter (or all-reduce) backward. With weights that are not split, ``x`` itself.
+    For example, for queries, keys and values: one all-gather (or none) forward, and one
+    reduce-scatter (or all-reduce) backward. If no weight is split, returns ``x`` itself. Raises
+    ValueError for weights that are split differently.
     """
     split = [weight for weight in weights if isinstance(weight, SplitWeight)]
     if not split:
         return x
-    if len(split) < len(weights) or len({(one.mesh, one.style) for one in split}) > 1:
+    if len(split) < len(weights) or len({(weight.mesh, weight.style) for weight in split}) > 1:
         raise ValueError("weights that share an input must all be split by one style over one mesh")
     return _SharedInput(split[0].enter(x))
 
@@ -315,7 +316,7 @@ def parallelize(
     *,
     features_first: bool = False,
 ) -> _T:
-    """Return ``params`` with this rank's parts of the weights that ``plan`` splits over ``mesh``::
+    """Return ``params`` with this rank's parts of the weights that ``plan`` splits::
 
         params = parallelize(params, mesh["tp"], {
             "embedding": RowwiseParallel(output_layouts=Shard(1)),
@@ -325,24 +326,24 @@ def parallelize(
             "head": ColwiseParallel(input_layouts=Shard(1)),
         })
 
-    The styles are those of ``parallel.parallelize``. A path means a leaf, or all leaves below a
-    node. A bias there, an array of one axis, is split with the columns and whole with the rows.
-    Matrices become ``SplitWeight``s, of which ``x @ w``, ``w @ x`` and ``w[indices]`` work as
-    before. ``Shard(axis)`` in the place of a style splits an array of any shape, such as experts,
-    and the model uses its ``array``. Gradients, optimizers and ``fsdp.shard`` take the tree as it
-    is; another ``parallelize`` splits parts once more.
+    The styles are those of ``parallel.parallelize``. A path matches a leaf, or all leaves below a
+    node. A bias (an array of one axis) is split with columns, and whole with rows. Matrices become
+    ``SplitWeight``s, which support ``x @ w``, ``w @ x`` and ``w[indices]``. ``Shard(axis)`` in
+    place of a style splits an array of any shape, such as experts, and the model uses its
+    ``array``. ``jax.grad``, optimizers and ``fsdp.shard`` accept the resulting tree. Another
+    ``parallelize`` splits the parts once more. Nothing is sent.
 
     Args:
         params: A pytree, the same on all ranks: dicts, equinox modules.
-        mesh: The ranks: ``mesh["tp"]``, whose rank in it decides which part is kept.
-        plan: For paths, with dots between names, how what they mean is split. ``*``, ``?`` and
-            ``[...]`` stand for what they do in file names, within one name.
+        mesh: The ranks: ``mesh["tp"]``. This rank's position in it selects the part.
+        plan: The style for each path. Paths have dots between names; ``*``, ``?`` and ``[...]``
+            match as in file names, within one name.
         features_first: Matrices are (out, in), for ``w @ x``, as in equinox; by default they are
             (in, out), for ``x @ w``. Embeddings are (entries, features) either way.
 
     Raises:
-        ValueError: For a path that nothing has, with the nearest ones, or a leaf that two paths
-            mean; for sizes that do not divide by the ranks. Nothing is sent.
+        ValueError: For a path that does not match (naming similar ones), a leaf that two paths
+            match, or a size that is not divisible by the number of ranks.
         TypeError: For a value that is not a mesh or style, and for leaves that are not matrices or
             biases.
     """
@@ -373,11 +374,11 @@ def _cut(
         return SummedParameter(leaf, mesh)
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         raise TypeError(
-            f"plan has {type(style).__name__} for {path!r}: a tree has no modules with inputs to be"
-            " prepared; expected ColwiseParallel, RowwiseParallel or SequenceParallel"
+            f"plan has {type(style).__name__} for {path!r}, but a tree has no modules with inputs"
+            " to prepare; expected ColwiseParallel, RowwiseParallel or SequenceParallel"
         )
     columns = isinstance(style, ColwiseParallel)
-    if leaf.ndim == 1:  # a bias, which is added to what the product returns
+    if leaf.ndim == 1:  # a bias, which is added to the product
         if columns and style.output_layouts is None:
             return _part_of_leaf(leaf, path, 0, mesh)
         split_after = not columns and isinstance(style.output_layouts, Shard)
@@ -397,15 +398,15 @@ def _part_of_leaf(leaf: Any, path: str, axis: int, mesh: DeviceMesh) -> jax.Arra
     width, rest = divmod(leaf.shape[axis], size)
     if rest:
         raise ValueError(
-            f"{path!r} has shape {leaf.shape}: axis {axis} does not divide by the {size} ranks of"
+            f"{path!r} has shape {leaf.shape}: axis {axis} is not divisible by the {size} ranks of"
             f" {mesh}"
         )
-    # A copy: a slice of a JAX array on the CPU could keep the whole alive.
+    # Copied because a slice of a JAX array on the CPU could keep the whole array alive.
     return jnp.array(jax.lax.slice_in_dim(leaf, rank * width, (rank + 1) * width, axis=axis))
 
 
 def _nodes(path: str) -> Iterator[str]:
-    """Yield the paths of a leaf and of the nodes that it is below."""
+    """Yield the paths of a leaf and of the nodes above it."""
     while path:
         yield path
         path = path.rpartition(".")[0]

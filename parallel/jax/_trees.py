@@ -1,4 +1,4 @@
-"""Pytrees of parameters: their paths, which leaves are trained, whether ranks agree."""
+"""Pytrees of parameters: paths, trained leaves, and checks that ranks agree."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from parallel._nested import matches
 
 
 def path_of(path: Any) -> str:
-    """Return JAX's ``path`` to a node as in ``"blocks.0.weight"``."""
+    """Return JAX's ``path`` to a node as a string such as ``"blocks.0.weight"``."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def leaves_below(tree: Any, patterns: Sequence[str], what: str) -> list[str]:
-    """Return the paths of the leaves at or below the nodes that ``patterns`` mean.
+    """Return the paths of the leaves at or below the nodes that match ``patterns``.
 
-    Raises ValueError, about ``what``, for a pattern that no node has.
+    Raises ValueError for a pattern that matches no node; its message begins with ``what``.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     paths = [path_of(path) for path, _ in leaves]
@@ -38,40 +38,40 @@ def leaves_below(tree: Any, patterns: Sequence[str], what: str) -> list[str]:
         names = pattern.count(".") + 1
         own = [path for path in paths if matches(".".join(path.split(".")[:names]), pattern)]
         if not own:
-            raise ValueError(f"{what} has {pattern!r}, which no leaf is below; leaves are {paths}")
+            raise ValueError(f"{what} has {pattern!r}, which matches no node; leaves are {paths}")
         found |= dict.fromkeys(own)
     return list(found)
 
 
 def map_nodes(function: Callable[[str, Any], Any], tree: Any, patterns: Sequence[str]) -> Any:
-    """Return ``tree`` with ``function(path, node)`` for the nodes that ``patterns`` mean."""
+    """Return ``tree`` with ``function(path, node)`` in place of nodes that match ``patterns``."""
 
-    def is_meant(path: Any, _: Any) -> bool:
+    def matched(path: Any, _: Any) -> bool:
         return any(matches(path_of(path), pattern) for pattern in patterns)
 
-    def place(path: Any, node: Any) -> Any:
-        return function(path_of(path), node) if is_meant(path, node) else node
+    def replace(path: Any, node: Any) -> Any:
+        return function(path_of(path), node) if matched(path, node) else node
 
-    return jax.tree_util.tree_map_with_path(place, tree, is_leaf=is_meant, is_leaf_takes_path=True)
+    return jax.tree_util.tree_map_with_path(replace, tree, is_leaf=matched, is_leaf_takes_path=True)
 
 
 def is_trained(leaf: Any) -> bool:
-    """True if ``leaf`` is an array of floating point or complex numbers."""
+    """True if ``leaf`` is a floating-point or complex array."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 @dataclass(frozen=True)
 class TreeOfParameters:
-    """The structure of a pytree: what must be the same on all ranks and in all steps."""
+    """The structure of a pytree, which must be the same on all ranks and in all steps."""
 
     structure: Any
     paths: tuple[str, ...]
     specs: tuple[jax.ShapeDtypeStruct | None, ...]
-    """For each leaf its shape and dtype, as JAX computes with it; None if it is not trained."""
-    kept: tuple[str, ...]
-    """For each leaf "" if it is trained, or its dtype and shape if it is an array with dims.
+    """Each leaf's shape, and the dtype that JAX computes in; None if it is not trained."""
+    untrained: tuple[str, ...]
+    """The dtype and shape of each untrained array; "" for trained leaves and for other leaves.
 
-    Numbers have neither: they may be Python's on one rank and arrays on another.
+    Numbers also have "", because they may be Python numbers on one rank and arrays on another.
     """
 
     @classmethod
@@ -86,7 +86,7 @@ class TreeOfParameters:
         )
 
     def lines(self) -> list[str]:
-        """Return a line for each leaf: what must be the same in all steps."""
+        """Return a line for each leaf, which must be the same in all steps."""
         return [
             f"{path} {'not trained' if spec is None else written(spec)}"
             for path, spec in zip(self.paths, self.specs, strict=True)
@@ -98,7 +98,7 @@ class TreeOfParameters:
         return {path: spec for path, spec in pairs if spec is not None}
 
     def check(self, tree: Any, name: str) -> None:
-        """Raise ValueError, naming the first leaf that differs, when ``tree`` is another one."""
+        """Raise ValueError, naming the first different leaf, unless ``tree`` has this structure."""
         other = TreeOfParameters.of(tree)
         text = first_difference(other.lines(), self.lines())
         if text is not None:
@@ -108,9 +108,9 @@ class TreeOfParameters:
             raise ValueError(f"{name} has structure {other.structure}; expected {self.structure}")
 
     def leaves_of(self, gradients: Any, name: str) -> list[Any]:
-        """Return the leaves of ``gradients``: arrays like the trained leaves, in their order.
+        """Return the leaves of ``gradients``, which must match the trained leaves.
 
-        Raises ValueError, naming the first leaf that differs.
+        Raises ValueError, naming the first leaf that differs in shape or dtype.
         """
         leaves = jax.tree_util.tree_leaves(gradients)
         trained = self.trained()
@@ -128,7 +128,7 @@ class TreeOfParameters:
         return leaves
 
     def split(self, tree: Any) -> tuple[list[Any], list[Any]]:
-        """Return the trained leaves, and all leaves with None in their places."""
+        """Return the trained leaves, and a list of all leaves with None in place of these."""
         leaves = jax.tree_util.tree_leaves(tree)
         pairs = list(zip(leaves, self.specs, strict=True))
         return (
@@ -137,7 +137,7 @@ class TreeOfParameters:
         )
 
     def join(self, trained: Sequence[Any], others: Sequence[Any] | None = None) -> Any:
-        """Put together again what ``split`` returned; without ``others`` None is in their place."""
+        """Return the tree whose ``split`` these lists are; without ``others``, those are None."""
         leaves = list(others or [None] * len(self.specs))
         remaining = iter(trained)
         for place, spec in enumerate(self.specs):
@@ -147,14 +147,14 @@ class TreeOfParameters:
 
 
 def check_same_tree(tree: TreeOfParameters, group: ProcessGroup, **options: object) -> None:
-    """Raise ValueError, on every rank, naming the first leaf or option in which a rank differs."""
-    pairs = zip(tree.lines(), tree.kept, strict=True)
-    leaves = [f"parameter {line}{kept}" for line, kept in pairs]
+    """Raise ValueError on every rank, naming the first difference, if trees or options differ."""
+    pairs = zip(tree.lines(), tree.untrained, strict=True)
+    leaves = [f"parameter {line}{untrained}" for line, untrained in pairs]
     check_same([*describe_options(**options), *leaves], group)
 
 
 def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
-    # Without double precision, JAX treats a NumPy array of float64 as float32.
+    # Unless double precision is enabled, JAX treats a NumPy array of float64 as float32.
     return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 

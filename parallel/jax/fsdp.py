@@ -1,4 +1,4 @@
-"""Fully sharded training inside ``jax.jit``, by functions on pytrees.
+"""Fully sharded data parallelism inside ``jax.jit``, as functions on pytrees.
 
     parts = fsdp.shard(params, mesh["dp_shard"])
 
@@ -10,9 +10,9 @@
 
     value, grads = jax.value_and_grad(loss)(parts, batch)
 
-Each array becomes a ``ShardedArray``, a node of the pytree that holds this rank's rows. ``gather``
-returns the whole arrays. Its derivative is this rank's rows of the average over all ranks. Optax,
-``jax.grad``, ``jax.lax.scan`` and ``jax.checkpoint`` work on trees of parts as on trees of arrays.
+Each array becomes a ``ShardedArray``, a pytree node that holds this rank's rows. ``gather`` returns
+the whole arrays; its derivative is this rank's rows of the gradient, averaged over all ranks.
+Optax, ``jax.grad``, ``jax.lax.scan`` and ``jax.checkpoint`` accept trees of parts like other trees.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Tree = Any
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["split"])
 @dataclass(frozen=True)
 class ShardedArray:
-    """This rank's part of an array: a node of a pytree, whose one leaf is ``array``."""
+    """This rank's part of an array: a pytree node whose only leaf is ``array``."""
 
     array: Any
     split: Split
@@ -76,7 +76,7 @@ class ShardedArray:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=[])
 @dataclass(frozen=True)
 class ShardedLayer:
-    """A layer of which this rank has ``parts``: a call gathers them, and calls the whole layer."""
+    """A sharded layer: a call gathers its ``parts`` and calls the whole layer."""
 
     parts: Tree
 
@@ -90,19 +90,19 @@ class ShardedLayer:
 
 
 def is_split(node: Any) -> bool:
-    """True if a node of a pytree is split by ``shard`` or ``parallelize``: for ``is_leaf``."""
+    """True for a pytree node that ``shard`` or ``parallelize`` made; for use as ``is_leaf``."""
     return isinstance(node, ShardedArray | SplitWeight)
 
 
 def split_over(node: ShardedArray | SplitWeight) -> tuple[DeviceMesh, ...]:
-    """Return the ranks that have the other parts of a node's array, or nothing."""
+    """Return the mesh over which a node's array is split, if any."""
     if isinstance(node, SplitWeight):
         return (node.mesh,)
     return () if node.split.axis is None else (node.split.shards,)
 
 
 def is_part(node: Any) -> bool:
-    """True if a node of a pytree is a ``ShardedArray``: for ``is_leaf`` of ``jax.tree.map``."""
+    """True for a ``ShardedArray``; for use as ``is_leaf`` of ``jax.tree.map``."""
     return isinstance(node, ShardedArray)
 
 
@@ -120,39 +120,39 @@ def shard(
     reduce_dtype: npt.DTypeLike | None = None,
     init_sync: bool = True,
 ) -> Tree:
-    """Return ``params`` with this rank's ``ShardedArray`` in place of each floating point array.
+    """Return ``params`` with this rank's ``ShardedArray`` in place of each floating-point array.
 
     Arrays are split along their first axis, by ceiling division. Arrays without axes are on all
-    ranks, and leaves other than floating point arrays are not changed. All ranks call.
+    ranks. Leaves other than floating-point arrays do not change. All ranks must call.
 
     Args:
         params: A pytree, the same on all ranks.
-        mesh: A slice of one dim, over which to shard. Or one of two (HSDP): parameters are
+        mesh: A slice of one dim, over which to shard. With two dims (HSDP), parameters are
             replicated over the first and sharded over the second.
-        layers: Paths of layers that are called, such as an equinox model's ``"layers.*"``, where
-            ``*`` stands for one name. Each becomes a ``ShardedLayer``: ``gather`` leaves it alone,
-            and a call gathers its parts.
+        layers: Paths of callable layers, such as an equinox model's ``"layers.*"``, where ``*``
+            matches within one name. Each becomes a ``ShardedLayer``: ``gather`` skips it, and a
+            call gathers its parts.
         stacked: Paths of layers that are stacked along the first axis for ``jax.lax.scan``, such as
-            ``"blocks"``. Below them arrays are split along their second axis.
-        param_dtype: The dtype to gather and compute in. None: that of each array.
-        reduce_dtype: The dtype to reduce gradients in. None: that of the parts.
-        init_sync: Compare the ranks' trees (paths, shapes, dtypes). Without it an error of one rank
+            ``"blocks"``. Arrays below them are split along their second axis.
+        param_dtype: The dtype to gather and compute in. None: the dtype of each array.
+        reduce_dtype: The dtype to reduce gradients in. None: the dtype of the parts.
+        init_sync: Compare the ranks' trees (paths, shapes, dtypes). If False, an error of one rank
             is raised on that rank only.
 
     Raises:
-        TypeError: For ``mesh`` of another type. On every rank: for no dtype, and for a layer that
-            cannot be called.
+        TypeError: For ``mesh`` of another type. On every rank: for a value that is not a dtype, or
+            a layer that is not callable.
         ValueError: For a mesh of more dims or without this rank. On every rank: for a tree without
-            floating point arrays, and for paths that the tree does not have. Also on every rank
-            when trees or options differ, naming the first that does.
+            floating-point arrays, or a path that matches no node. Also on every rank if trees or
+            options differ, naming the first difference.
     """
     where = check_shard_mesh(mesh)
     with raise_on_all_ranks(mesh.process_group if init_sync else None):
         described = TreeOfParameters.of(params)
         if not described.trained():
             raise ValueError(
-                f"{where}: params has no array of floating point numbers to train; expected a"
-                f" pytree of parameters, got {type(params).__qualname__}"
+                f"{where}: params has no floating-point array to train; expected a pytree of"
+                f" parameters, got {type(params).__qualname__}"
             )
         below = leaves_below(params, list(stacked), f"{where}: stacked")
         patterns = list(layers)
@@ -172,9 +172,9 @@ def shard(
         first = int(path_of(path) in below)
         split = first < leaf.ndim
         axis, length = (first - leaf.ndim, leaf.shape[first]) if split else (None, 0)
-        lies = Split(mesh, axis, length, dtypes[0], dtypes[1])
-        # A copy: a slice of a JAX array on the CPU could keep the whole alive.
-        return ShardedArray(jnp.array(lies.part_of(leaf)), lies)
+        layout = Split(mesh, axis, length, dtypes[0], dtypes[1])
+        # Copied because a slice of a JAX array on the CPU could keep the whole array alive.
+        return ShardedArray(jnp.array(layout.part_of(leaf)), layout)
 
     parts = jax.tree_util.tree_map_with_path(part_of, params)
     return map_nodes(lambda _, layer: ShardedLayer(layer), parts, patterns)
@@ -183,24 +183,23 @@ def shard(
 def _check_layer(path: str, layer: Any, what: str) -> None:
     if not callable(layer):
         raise TypeError(
-            f"{what}: {path} is a {type(layer).__qualname__}, which cannot be called; expected a"
-            " module. Elsewhere call gather, or layer(fn), where the layer begins"
+            f"{what}: {path} is a {type(layer).__qualname__}, which is not callable; expected a"
+            " module. For other layers, call gather or layer(fn) in the model"
         )
 
 
 def gather(parts: Tree, *, after: Any = None) -> Tree:
-    """Return ``parts`` with the whole array in place of each ``ShardedArray``. All ranks call.
+    """Return ``parts`` with the whole array in place of each ``ShardedArray``.
 
-    The derivative by the parts is this rank's parts of the average over all ranks of the mesh.
-    Small arrays share a call. Under ``jax.checkpoint`` arrays are gathered again in backward.
-    A ``ShardedLayer`` stays what it is.
+    All ranks must call. The gradient of the parts is averaged over all ranks of the mesh. Small
+    arrays share a collective. Under ``jax.checkpoint``, backward gathers the arrays again.
 
     Args:
-        parts: A pytree. Other leaves stay what they are.
-        after: An array that is there before the gather begins. Without it XLA may gather the
-            arrays of all layers of a Python loop at once. With the layer's own input one layer is
-            whole at a time. With the input of the layer before two are: XLA may gather the second
-            one while the first one computes.
+        parts: A pytree. Other leaves, and each ``ShardedLayer``, do not change.
+        after: An array that must be computed before the gather starts. By default XLA may gather
+            the arrays of all layers of a Python loop at once. With the layer's own input, one layer
+            is whole at a time. With the previous layer's input, two are: XLA may gather the next
+            layer while the previous one computes.
     """
     nodes, structure = jax.tree_util.tree_flatten(parts, is_leaf=_is_gathered_apart)
     places = [i for i, node in enumerate(nodes) if is_part(node)]
@@ -213,9 +212,9 @@ def gather(parts: Tree, *, after: Any = None) -> Tree:
 
 
 def unshard(parts: Tree) -> Tree:
-    """Return the tree that ``shard`` was given, with the values that ``parts`` have now.
+    """Return the tree before ``shard``, with the current values of ``parts``.
 
-    A ``ShardedLayer`` becomes the whole layer. All ranks call.
+    A ``ShardedLayer`` becomes the whole layer. All ranks must call.
     """
 
     def bare(node: Any) -> Any:
@@ -227,11 +226,11 @@ def unshard(parts: Tree) -> Tree:
 def layer(
     fn: Callable[..., Any], *, policy: Callable[..., bool] | None = save_results
 ) -> Callable[..., Any]:
-    """Return a function like ``fn``, of a tree of parts in place of its first argument.
+    """Return a function like ``fn`` that accepts a tree of parts as its first argument.
 
-    ``fn(params, *inputs)`` gets whole arrays. They are gathered when the first array of ``inputs``
-    is there, and again in backward. In between ``jax.checkpoint`` saves what ``policy`` says: by
-    default the results of all other operations, with None the inputs only.
+    ``fn(params, *inputs)`` is called with whole arrays. They are gathered after the first array of
+    ``inputs`` is computed, and again in backward. ``policy`` determines which results
+    ``jax.checkpoint`` saves: by default those of all other operations, with None the inputs only.
     """
 
     def gathered(parts: Tree, *inputs: Any, **options: Any) -> Any:
@@ -248,10 +247,10 @@ def _first_array(inputs: Any) -> Any:
 
 
 def global_norm(grads: Tree) -> jax.Array:
-    """Return the norm of the whole arrays of which ``grads`` has the parts. All ranks call.
+    """Return the norm of the whole arrays whose parts are in ``grads``. All ranks must call.
 
-    Parts are those of ``shard`` and of ``parallelize``, or of both. For clipping inside ``jit``:
-    multiply by ``jnp.minimum(1, most / norm)``. In at least single precision.
+    Parts may be those of ``shard``, of ``parallelize``, or of both. The norm has at least single
+    precision. For clipping inside ``jit``, multiply by ``jnp.minimum(1, max_norm / norm)``.
     """
     squares: dict[tuple[DeviceMesh, ...], jax.Array] = {(): jnp.zeros(())}
 
@@ -267,7 +266,7 @@ def global_norm(grads: Tree) -> jax.Array:
             wide = jnp.promote_types(array.dtype, np.float32)
             add(over, jnp.sum(jnp.abs(array.astype(wide)) ** 2))
     while len(squares) > 1:
-        # A sum over one mesh joins those that are split over the others alone.
+        # After the sum over one mesh, the result is split over the remaining meshes only.
         over = max(squares, key=len)
         add(over[1:], jit.all_reduce(squares.pop(over), group=over[0]))
     return jnp.sqrt(squares[()])
@@ -277,14 +276,14 @@ def global_norm(grads: Tree) -> jax.Array:
 
 
 def _is_array(node: Any) -> bool:
-    """True if a node of a pytree stands for one array: for ``is_leaf``."""
+    """True for a pytree node that represents one array; for use as ``is_leaf``."""
     return isinstance(node, ShardedArray | SplitWeight | SummedParameter)
 
 
 def sharding_of(node: Any) -> Sharding | None:
-    """Return how the whole array of a node lies on its ranks; None if this rank has all of it.
+    """Return the sharding of a node's whole array; None if this rank has all of it.
 
-    A node may be split twice, by ``parallelize`` first and by ``shard`` then.
+    A node may be split twice: first by ``parallelize``, then by ``shard``.
     """
     splits: list[tuple[DeviceMesh, int]] = []
     while _is_array(node):
@@ -303,10 +302,10 @@ def sharding_of(node: Any) -> Sharding | None:
 
 
 def to_global(tree: Tree) -> Tree:
-    """Return DArrays of NumPy arrays for what ``shard`` and ``parallelize`` split in ``tree``.
+    """Return ``tree`` with a DArray in place of each array split by ``shard`` or ``parallelize``.
 
-    For checkpoints, of optimizer states, too. Not inside ``jit``. An array that is on all ranks
-    becomes a NumPy array.
+    Use it for checkpoints, also of optimizer states, outside of ``jit``. The DArrays contain NumPy
+    arrays. A node's array that is not split becomes a NumPy array.
     """
 
     def whole(node: Any) -> Any:
@@ -320,10 +319,10 @@ def to_global(tree: Tree) -> Tree:
 
 
 def from_global(tree: Tree, like: Tree) -> Tree:
-    """Return the nodes of ``to_global``'s result. All ranks call.
+    """Return the inverse of ``to_global``, with the layout of ``like``. All ranks must call.
 
-    ``like`` is a tree of nodes that says how they lie: on another mesh, too. ``tree`` has DArrays
-    in any sharding, or whole arrays.
+    ``tree`` has DArrays in any sharding, or whole arrays. ``like`` is a tree of nodes, which may be
+    on another mesh.
     """
 
     def part(node: Any, value: Any) -> Any:

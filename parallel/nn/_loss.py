@@ -142,6 +142,6 @@ def check_targets(logits: Array, targets: Array, classes: int) -> Array:
         raise ValueError("logits hold no sample; a loss needs at least one")
     if int(targets.min()) < 0 or int(targets.max()) >= classes:
         raise ValueError(
-            f"targets must lie in [0, {classes}), got {int(targets.min())} to {int(targets.max())}"
+            f"targets must be in [0, {classes}), got {int(targets.min())} to {int(targets.max())}"
         )
     return targets.reshape(-1)

@@ -342,7 +342,7 @@ class Adam(Optimizer):
         for i, beta in enumerate(betas):
             check_number(beta, f"betas[{i}]")
         if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas must both lie in [0, 1), got {betas}")
+            raise ValueError(f"betas must both be in [0, 1), got {betas}")
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
         data = changeable(parameter)

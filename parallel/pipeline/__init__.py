@@ -1,4 +1,4 @@
-"""Pipeline parallel training: each rank has some stages of a model, and microbatches pass by."""
+"""Pipeline parallel training: microbatches pass through model stages on different ranks."""
 
 from parallel._core.pipeline.named import (
     NamedSchedule,

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: its table, its bubble, the activations that it holds."""
+"""Text and pictures that explain a pipeline schedule: its order, bubble and activations."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _NAMES: dict[ActionKind, str] = {
 
 
 def text(timing: Timing, unit: float = 1.0) -> str:
-    """Return a line a rank: what it does in each ``unit`` of time, ``.`` where it idles.
+    """Return a line for each rank with its action in each ``unit`` of time.
 
-    An action is written where it begins; ``-`` means that it goes on.
+    ``.`` means that the rank is idle, ``-`` that the last action continues.
     """
     columns = max(1, round(timing.makespan / unit))
     cells = [["."] * columns for _ in range(timing.ranks)]
     alone = len({span.action.stage for span in timing.spans}) == timing.ranks
     for span in timing.spans:
-        # As tables write it; without the stage, where each rank has one.
+        # If each rank has one stage, the stage is redundant.
         short = f"{span.action.kind}{span.action.microbatch}" if alone else str(span.action)
         first = round((span.begin - timing.begin) / unit)
         last = max(first + 1, round((span.end - timing.begin) / unit))
@@ -50,11 +50,11 @@ def text(timing: Timing, unit: float = 1.0) -> str:
 
 
 def draw(file: str | Path, timings: Mapping[str, Timing]) -> None:
-    """Write a picture of timelines, one below the other: such as planned and measured.
+    """Write a picture of timelines, such as a simulated and a measured one.
 
     Args:
         file: The target; its suffix determines the format.
-        timings: By their titles, the first at the top.
+        timings: The timelines by title, from top to bottom.
 
     Raises:
         ImportError: Without matplotlib.
@@ -92,27 +92,27 @@ def draw(file: str | Path, timings: Mapping[str, Timing]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the schedule, its size, and its costs, for ``meshlib explain schedule``."""
+    """Add the arguments of ``meshlib explain schedule``."""
     add = parser.add_argument
-    add("schedule", metavar="NAME", help="such as 1F1B, or a .csv file")
-    add("--stages", type=int, metavar="N", help="parts of the model")
-    add("--microbatches", type=int, metavar="N", help="parts of a batch")
-    add("--ranks", type=int, metavar="N", help="(default: as the schedule says)")
-    add("--costs", metavar="TIMES", help="of actions (default: F=1,B=2,I=1,W=1)")
-    add("--message", type=float, default=0.0, metavar="TIME", help="of a message")
-    add("--picture", metavar="FILE", help="draw it, too; needs matplotlib")
+    add("schedule", metavar="NAME", help="a name such as 1F1B, or a .csv file")
+    add("--stages", type=int, metavar="N", help="number of stages of the model")
+    add("--microbatches", type=int, metavar="N", help="number of microbatches of a batch")
+    add("--ranks", type=int, metavar="N", help="number of ranks (default: from the schedule)")
+    add("--costs", metavar="TIMES", help="times of actions (default: F=1,B=2,I=1,W=1)")
+    add("--message", type=float, default=0.0, metavar="TIME", help="time of a message")
+    add("--picture", metavar="FILE", help="also write a picture; needs matplotlib")
 
 
-def explain(given: argparse.Namespace) -> str:
-    """Return the text for the arguments.
+def explain(args: argparse.Namespace) -> str:
+    """Return the text of ``meshlib explain schedule`` for these arguments.
 
-    Raises ValueError for an unknown schedule, or one that does not allow these numbers. Raises
-    OSError for a file that cannot be read or written, ImportError for a picture without matplotlib.
+    Raises ValueError for an unknown schedule, or numbers that it does not allow. Raises OSError
+    for a file that cannot be read or written, ImportError for a picture without matplotlib.
     """
-    table = _table(given.schedule, given.stages, given.microbatches, given.ranks)
-    timing = simulate(table, _costs(given.costs), given.message)
-    if given.picture is not None:
-        draw(given.picture, {table.name: timing})
+    table = _table(args.schedule, args.stages, args.microbatches, args.ranks)
+    timing = simulate(table, _costs(args.costs), args.message)
+    if args.picture is not None:
+        draw(args.picture, {table.name: timing})
     unit = min(span.end - span.begin for span in timing.spans)
     count = len(table.ranks)
     sent = Counter(
@@ -142,7 +142,7 @@ def _table(
 ) -> ScheduleTable:
     if schedule.endswith(".csv"):
         if not stages is microbatches is ranks is None:
-            raise ValueError(f"{schedule} says how many stages, microbatches and ranks there are")
+            raise ValueError(f"{schedule} determines --stages, --microbatches and --ranks")
         return ScheduleTable.from_csv(Path(schedule))
     kind = get_schedule_class(schedule)
     if stages is None or microbatches is None:
@@ -151,16 +151,16 @@ def _table(
         ranks = stages if kind.stages_per_rank == 1 else max(1, stages // 2)
     each, rest = divmod(stages, max(1, ranks))
     if ranks < 1 or rest or not each:
-        raise ValueError(f"{stages} stages do not divide by {ranks} ranks")
+        raise ValueError(f"{stages} stages cannot be divided among {ranks} ranks")
     return kind.make_table(ranks, microbatches, each)
 
 
-def _costs(given: str | None) -> Costs:
+def _costs(text: str | None) -> Costs:
     costs = dict(USUAL_COSTS)
-    for part in given.split(",") if given else ():
+    for part in text.split(",") if text else ():
         kind, _, number = part.partition("=")
         try:
             costs[ActionKind(kind.strip())] = float(number)
         except ValueError:
-            raise ValueError(f"--costs expects such as F=1,B=2,I=1,W=1, got {part!r}") from None
+            raise ValueError(f"--costs must have the form F=1,B=2,I=1,W=1, got {part!r}") from None
     return costs

@@ -1,4 +1,4 @@
-"""Cutting a model into stages, and ``PipelineStage``: a stage that is a ``parallel.nn`` module."""
+"""Functions that split a model into stages, and ``PipelineStage`` for ``parallel.nn`` modules."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from parallel.nn._layers.simple import Sequential
 from parallel.nn._module import Module, SavedContexts, Work, do_all
 
 Costs = Callable[[Module], float] | Sequence[float]
-"""The cost of layers: a function of a layer, or a number for each."""
+"""The costs of layers: a function of a layer, or a number for each layer."""
 
 
 class StageLayers(Sequential):
-    """Some layers of a model, under the paths that they have there.
+    """Consecutive layers of a model, with their paths in the whole model.
 
-    So the parts' ``state_dict``s together are the model's. ``named`` are (path, layer).
+    The parts' ``state_dict``s together are thus the model's. ``named`` are (path, layer).
     """
 
     def __init__(self, named: Sequence[tuple[str, Module]]) -> None:
@@ -39,18 +39,19 @@ class StageLayers(Sequential):
 
 
 def split(model: Sequential, at: Sequence[str]) -> list[StageLayers]:
-    """Return the stages of ``model``, cut before each of the layers that ``at`` names.
+    """Return the stages of ``model``, split before each of the layers ``at``.
 
     Args:
-        model: Layers in a row; those of a ``Sequential`` within are layers, too: "1.0".
-        at: Paths of the layers with which the second stage begins, the third, and so on.
+        model: A sequence of layers. The layers of a nested ``Sequential`` count too, with paths
+            such as "1.0".
+        at: The paths of the first layers of the second stage, the third stage, and so on.
 
     Returns:
-        The stages: one more than names. They have the model's own layers.
+        The stages, one more than the names. They contain the model's own layers, not copies.
 
     Raises:
         TypeError: For a value that is not a ``Sequential`` or list of names.
-        ValueError: For a name that is not a layer, is there twice, out of order, or the first
+        ValueError: For a name that is not a layer, is repeated or out of order, or is the first
             layer.
     """
     named = _layers(model)
@@ -61,13 +62,13 @@ def split(model: Sequential, at: Sequence[str]) -> list[StageLayers]:
         place = _place_of(name, [path for path, _ in named])
         if place is None:
             raise ValueError(
-                f"at[{i}] is {name!r}, which names no layer; the layers are "
+                f"at[{i}] is {name!r}, which is not a layer; the layers are "
                 f"{', '.join(path for path, _ in named)}"
             )
         if place <= starts[-1]:
             raise ValueError(
-                f"at[{i}] is {name!r}, which does not come after {named[starts[-1]][0]!r}, with "
-                "which the stage before begins"
+                f"at[{i}] is {name!r}; expected a layer after {named[starts[-1]][0]!r}, the first "
+                "layer of the previous stage"
             )
         starts.append(place)
     return _parts(named, starts)
@@ -76,15 +77,16 @@ def split(model: Sequential, at: Sequence[str]) -> list[StageLayers]:
 def split_by_cost(
     model: Sequential, num_stages: int, costs: Costs | None = None
 ) -> list[StageLayers]:
-    """Return ``num_stages`` stages of ``model`` with the smallest cost of the largest stage.
+    """Split ``model`` into ``num_stages`` stages that minimise the largest cost of a stage.
 
     Args:
-        model: Layers in a row; those of a ``Sequential`` within are layers, too.
+        model: A sequence of layers. The layers of a nested ``Sequential`` count too.
         num_stages: The number of stages.
-        costs: The cost of each layer, such as its measured time; by default its parameters.
+        costs: The cost of each layer, such as its measured time; by default its number of
+            parameters.
 
     Returns:
-        The stages. They have the model's own layers.
+        The stages. They contain the model's own layers, not copies.
 
     Raises:
         TypeError: For a value that is not a ``Sequential`` or number.
@@ -93,7 +95,7 @@ def split_by_cost(
     named = _layers(model)
     count = to_count(num_stages, "num_stages")
     if count > len(named):
-        raise ValueError(f"num_stages is {count}, the model has {len(named)} layers")
+        raise ValueError(f"num_stages is {count}, but the model has only {len(named)} layers")
     return _parts(named, _cheapest(_costs(named, costs), count))
 
 
@@ -103,7 +105,7 @@ def _layers(model: Any) -> list[tuple[str, Module]]:
 
 
 def _flat(path: str, module: Module) -> Iterator[tuple[str, Module]]:
-    """Yield the layers below ``module``. Only a plain Sequential is taken apart, no subclass."""
+    """Yield (path, layer), descending into a plain ``Sequential`` but not into a subclass."""
     if type(module) not in (Sequential, StageLayers):
         yield path, module
         return
@@ -112,7 +114,7 @@ def _flat(path: str, module: Module) -> Iterator[tuple[str, Module]]:
 
 
 def _place_of(name: str, paths: Sequence[str]) -> int | None:
-    """Return the number of the layer ``name``, or of the first one in the Sequential ``name``."""
+    """Return the index of the layer ``name``, or of the first layer in the Sequential ``name``."""
     inside = f"{name}."
     return next((i for i, p in enumerate(paths) if p == name or p.startswith(inside)), None)
 
@@ -127,7 +129,7 @@ def _costs(named: Sequence[tuple[str, Module]], costs: Costs | None) -> list[flo
         return [float(sum(p.size for p in layer.parameters())) for _, layer in named]
     listed = [costs(layer) for _, layer in named] if callable(costs) else list(costs)
     if len(listed) != len(named):
-        raise ValueError(f"costs has {len(listed)} entries, the model {len(named)} layers")
+        raise ValueError(f"costs has {len(listed)} entries, but the model has {len(named)} layers")
     for (path, _), cost in zip(named, listed, strict=True):
         if not cost >= 0:
             raise ValueError(f"the cost of layer {path} is {cost}; expected at least 0")
@@ -135,10 +137,10 @@ def _costs(named: Sequence[tuple[str, Module]], costs: Costs | None) -> list[flo
 
 
 def _cheapest(costs: Sequence[float], stages: int) -> list[int]:
-    """Return where stages begin, such that the largest sum is the smallest possible.
+    """Return the first layers of the stages that minimise the largest sum of costs.
 
-    The linear partition problem, by dynamic programming: ``best[n]`` is the smallest largest sum of
-    the first n layers in so many stages as were gone through; later cuts win ties.
+    Solves the linear partition problem by dynamic programming. After stage s, ``best[n]`` is the
+    smallest possible maximum for the first n layers in s + 1 stages. Later cuts win ties.
     """
     total = [*accumulate(costs, initial=0.0)]
     best = list(total)
@@ -165,14 +167,14 @@ _Synchronising = DistributedDataParallel | FSDPModule
 
 
 class PipelineStage(Stage):
-    """A part of a model, as one stage of a pipeline.
+    """A pipeline stage that is a module.
 
         stage = PipelineStage(part, mesh.get_local_rank("pp"), 4, mesh["pp"])
 
-    The module's input is the output of the stage before it: an array, or several arrays as its
-    arguments. Its ``backward`` takes a gradient for each output, and returns one for each input.
-    It may be wrapped in ``DistributedDataParallel``, or fully sharded, over other dims of the mesh.
-    Gradients are then averaged once a step, with the last microbatch's.
+    The module's arguments are the previous stage's outputs: one or more arrays. Its ``backward``
+    accepts a gradient for each output, and returns one for each input. The module may be wrapped in
+    ``DistributedDataParallel``, or fully sharded, over other dims of the mesh. Gradients are then
+    averaged once per step, after the last microbatch.
 
     Args:
         submodule: The module.
@@ -181,8 +183,9 @@ class PipelineStage(Stage):
         mesh: The ranks of the pipeline: ``mesh["pp"]``, a process group, or None for the default
             group.
         shared: Parameters that other stages have as well, such as an embedding that is also the
-            output layer's weight. It maps a name, the same in all these stages, to the parameter's
-            path. Their values begin as the first such stage's, and their gradients are summed.
+            output layer's weight. It maps a name, which is the same in all these stages, to the
+            parameter's path. The first of these stages determines the initial values, and
+            gradients are summed.
 
     Raises:
         TypeError: For an argument of the wrong type.
@@ -236,8 +239,8 @@ class PipelineStage(Stage):
     def forward(
         self, microbatch: int, inputs: Sequence[Array], kwargs: dict[str, Any]
     ) -> tuple[Array, ...]:
-        """Run the module, and move aside what it has saved."""
-        # Buffers are copied from rank 0 with the first microbatch, not with each.
+        """Run the module, and store its saved contexts for this microbatch."""
+        # Only the first microbatch copies buffers from rank 0.
         with self._no_sync() if microbatch else ExitStack():
             output = self.submodule(*inputs, **kwargs)
         if self.submodule.training:
@@ -264,9 +267,9 @@ class PipelineStage(Stage):
         self, microbatch: int, grads: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
         self.submodule.put_saved(self._contexts.pop(microbatch))
-        with self._no_sync(), self.submodule.deferring() as later:
+        with self._no_sync(), self.submodule.deferring() as deferred:
             result = _gradients(self.submodule.backward(*grads))
-        self._weights[microbatch] = later
+        self._weights[microbatch] = deferred
         return result
 
     def backward_weight(self, microbatch: int, *, last: bool) -> None:
@@ -303,7 +306,7 @@ def _gradients(value: Any) -> tuple[Array | None, ...]:
 
 
 def _outermost(module: Module) -> Iterator[_Synchronising]:
-    """Yield the modules that reduce gradients, but not those below them."""
+    """Yield the modules that reduce gradients, without descending into them."""
     if isinstance(module, DistributedDataParallel | FSDPModule):
         yield module
         return

@@ -79,7 +79,7 @@ class DistributedSampler:
         num_replicas = to_count(num_replicas, "num_replicas")
         rank = to_whole_number(rank, "rank")
         if not 0 <= rank < num_replicas:
-            raise ValueError(f"rank must lie in [0, {num_replicas}), got {rank}")
+            raise ValueError(f"rank must be in [0, {num_replicas}), got {rank}")
         if drop_last and evaluation:
             raise ValueError("drop_last leaves samples out, which evaluation must not")
         try:
@@ -204,7 +204,7 @@ class DistributedSampler:
         if num_consumed is None and self.epoch != epoch:  # all was drawn
             epoch, shard, consumed = self.epoch, self.shard, 0
         if not 0 <= consumed <= shard.longest:
-            raise ValueError(f"num_consumed must lie in [0, {shard.longest}], got {consumed}")
+            raise ValueError(f"num_consumed must be in [0, {shard.longest}], got {consumed}")
         return {"epoch": epoch, "cursor": shard.cursor(consumed), **self.order_options()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -228,7 +228,7 @@ class DistributedSampler:
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
         if not 0 <= cursor <= self.size:
-            raise ValueError(f"cursor must lie in [0, {self.size}], got {cursor}")
+            raise ValueError(f"cursor must be in [0, {self.size}], got {cursor}")
         if cursor == self.size:
             self._begin_epoch(epoch + 1)
         else:
@@ -317,7 +317,7 @@ class DistributedBatchSampler:
         count = self._count(shard.longest)
         num_batches = to_whole_number(num_batches, "num_batches")
         if not 0 <= num_batches <= count:
-            raise ValueError(f"num_batches must lie in [0, {count}], got {num_batches}")
+            raise ValueError(f"num_batches must be in [0, {count}], got {num_batches}")
         over = num_batches == count
         return self.sampler.state_dict(shard.longest if over else num_batches * self.batch_size)
 

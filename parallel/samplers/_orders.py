@@ -30,7 +30,7 @@ from parallel._checks import to_count
 
 
 class Tail(enum.Enum):
-    """The treatment of the last places if they do not divide by the number of replicas."""
+    """The treatment of the last places if they are not divisible by the number of replicas."""
 
     PAD = "pad"  # equal shares: places past the end begin again at place 0
     DROP = "drop"  # equal shares: the last places are left out
@@ -135,7 +135,7 @@ class Permutation:
         """Return the image of ``position``. Raises IndexError outside [0, size)."""
         position = to_whole_number(position, "position")
         if not 0 <= position < self.size:
-            raise IndexError(f"position must lie in [0, {self.size}), got {position}")
+            raise IndexError(f"position must be in [0, {self.size}), got {position}")
         return int(self.apply(np.array([position], np.int64))[0])
 
     def apply(self, positions: npt.NDArray[Any]) -> Positions:

@@ -96,7 +96,7 @@ def part_size(total: int, group: ProcessGroup, what: str) -> int:
     width, rest = divmod(total, group.size())
     if rest:
         raise ValueError(
-            f"{what} is {total}, which does not divide by the {group.size()} ranks of {group}"
+            f"{what} is {total}, which is not divisible by the {group.size()} ranks of {group}"
         )
     return width
 

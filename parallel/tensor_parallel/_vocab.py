@@ -43,7 +43,7 @@ class VocabParallelEmbedding(Embedding):
         """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).
 
         Raises IndexError for an index out of range, TypeError for anything but integers, ValueError
-        for a sequence that does not divide by the ranks.
+        for a sequence that is not divisible by the ranks.
         """
         self.check(indices)
         rows, group = self.weight.shape[0], self.parts.group

@@ -152,7 +152,7 @@ def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:
 def check_group_rank(to: Any, group: ProcessGroup) -> None:
     """Raise TypeError unless ``to`` is a whole number or None, ValueError for no rank of it."""
     if to is not None and not 0 <= to_whole_number(to, "to") < group.size():
-        raise ValueError(f"to must lie in [0, {group.size()}), or be None, got {to}: {group}")
+        raise ValueError(f"to must be in [0, {group.size()}), or be None, got {to}: {group}")
 
 
 def collected(own: Any, group: ProcessGroup, to: int | None) -> list[Any] | None:

@@ -32,7 +32,6 @@ class Finished:
     code: int
     out: str
     err: str
-    seconds: float
 
 
 class Meshrun:
@@ -85,9 +84,8 @@ class Meshrun:
         return process
 
     def finish(self, process: subprocess.Popen[str], deadline: float = DEADLINE) -> Finished:
-        begin = time.monotonic()
         out, err = process.communicate(timeout=deadline)
-        return Finished(process.returncode, out or "", err or "", time.monotonic() - begin)
+        return Finished(process.returncode, out or "", err or "")
 
     def run(self, *arguments: str, deadline: float = DEADLINE, **options) -> Finished:
         return self.finish(self.start(*arguments, **options), deadline)

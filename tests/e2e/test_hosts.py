@@ -59,10 +59,8 @@ FOREVER = """
 def test_a_host_that_is_cut_off_is_named_by_all(meshrun, network, start_hosts):
     hosts = start_hosts(FOREVER, "--rdzv-conf", "heartbeat_timeout=5", ranks=2)
     assert meshrun.wait_for((meshrun.folder / "running").exists)
-    begin = time.monotonic()
     network.cut_off(1)
     results = [meshrun.finish(host) for host in hosts]
-    assert time.monotonic() - begin < 60
     assert all(result.code == 1 for result in results)
     assert "has not been heard of for 5 s" in results[0].err
     assert "RankFailedError: rank" in results[0].err

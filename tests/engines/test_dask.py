@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 import pytest
@@ -82,10 +81,8 @@ def test_the_cause_comes_back_and_not_its_echo(client):
 
 
 def test_a_killed_worker(client):
-    begin = time.monotonic()
     with pytest.raises(Exception, match=r"rank 1|KilledWorker|died"):
         run(client, work, "kill", timeout=60)
-    assert time.monotonic() - begin < 60
     client.wait_for_workers(2, timeout=60)
     assert len(run(client, work)) == 2  # Dask has made another worker
 

@@ -38,4 +38,4 @@ def test_a_later_stage_of_a_pipeline_says_that_it_cannot(tmp_path, capsys):
     path = write_config(tmp_path)
     given = ["explain", "estimate", str(EXAMPLE), str(path), "--over", "pp=2", "--rank", "1"]
     assert cli.main(given) == 2
-    assert "stage 1 asks stage 0 for its inputs' shapes" in capsys.readouterr().err
+    assert "stage 1 needs its inputs' shapes from stage 0" in capsys.readouterr().err

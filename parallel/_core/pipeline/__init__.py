@@ -1,1 +1,1 @@
-"""Pipelines: schedules as tables, and the one executor of all of them."""
+"""Pipeline schedules as tables, and their executor."""

@@ -1,4 +1,4 @@
-"""The one executor: cuts a batch into microbatches, and runs any table on this rank's stages."""
+"""The executor: cuts a batch into microbatches, and runs a table's actions of this rank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from parallel._nested import map_leaves
 def rows_of(array: Any, i: int, count: int, name: str) -> Array:
     """Return the rows of microbatch ``i`` of ``count``.
 
-    Raises TypeError for a value that is not an array with dims, ValueError where its first dim does
-    not divide.
+    Raises TypeError for a value that is not an array with dims, ValueError if its first dim is not
+    divisible by ``count``.
     """
     shape = getattr(array, "shape", None)
     if not shape:
@@ -30,16 +30,16 @@ def rows_of(array: Any, i: int, count: int, name: str) -> Array:
         )
     if shape[0] % count or not shape[0]:
         raise ValueError(
-            f"{name} has {shape[0]} rows, which do not divide into {count} microbatches"
+            f"{name} has {shape[0]} rows, which is not divisible by {count} microbatches"
         )
     rows = shape[0] // count
     return array[i * rows : (i + 1) * rows]
 
 
 def cut(value: Any, count: int, name: str, *, keep_others: bool = False) -> list[Any]:
-    """Return ``value`` for each of ``count`` microbatches: with its rows of the arrays in it.
+    """Return ``value`` for each of ``count`` microbatches, with arrays cut along dim 0.
 
-    With ``keep_others`` what is not an array with dims stays whole. Raises the errors of
+    With ``keep_others``, leaves that are not arrays with dims are not cut. Raises the errors of
     ``rows_of``.
     """
 
@@ -55,7 +55,7 @@ def cut(value: Any, count: int, name: str, *, keep_others: bool = False) -> list
 class Microbatches:
     """A rank's inputs to a step, cut into microbatches, and its results.
 
-    ``args`` on the rank with the first stage, ``targets`` on that with the last.
+    ``args`` are used on the rank of the first stage, ``targets`` on the rank of the last.
     """
 
     args: Sequence[tuple[Array, ...]]
@@ -66,10 +66,10 @@ class Microbatches:
 
 
 class PipelineStep:
-    """One step of one rank: the actions of its plan, in their order. ``run`` once.
+    """One step of one rank: the actions of its plan in order. ``run`` must be called only once.
 
-    ``loss`` is called with the last stage's outputs, where there is one; its gradient is multiplied
-    by ``scale``.
+    ``loss`` is called with the outputs of the last stage, if this rank has it; the gradient is
+    multiplied by ``scale``.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class PipelineStep:
         self.spans: list[ActionSpan] = []
 
     def run(self) -> None:
-        """Do all actions. Raises the errors of stages and of messages."""
+        """Run all actions. Raises the errors of stages and of messages."""
         row = self._plan.row
         for place, action in enumerate(row):
-            given = self._given(action)
-            for coming in row[place + 1 : place + AHEAD + 1]:
-                self._messages.expect(coming)
+            inputs = self._inputs(action)
+            for later in row[place + 1 : place + AHEAD + 1]:
+                self._messages.expect(later)
             begin = monotonic()
-            result = self._do(action, given)
+            result = self._do(action, inputs)
             self.spans.append(ActionSpan(self._plan.rank, action, begin, monotonic()))
             if result is not None:
-                self._messages.give(action, result)
+                self._messages.send(action, result)
         self._messages.finish()
 
-    def _given(self, action: Action) -> tuple[Array | None, ...]:
-        """Return the inputs of the action; wait for them."""
+    def _inputs(self, action: Action) -> tuple[Array | None, ...]:
+        """Wait for the inputs of the action and return them."""
         stage, kind, microbatch = action
         if kind is ActionKind.WEIGHT:
             return ()
@@ -112,20 +112,20 @@ class PipelineStep:
             return self._batch.args[microbatch]
         if kind is not ActionKind.FORWARD and self._stages[stage].is_last:
             return self._loss_grads.pop(microbatch)
-        return self._messages.take(action)
+        return self._messages.receive(action)
 
     def _do(
-        self, action: Action, given: tuple[Array | None, ...]
+        self, action: Action, inputs: tuple[Array | None, ...]
     ) -> tuple[Array | None, ...] | None:
         stage, last = self._stages[action.stage], action is self._plan.last.get(action.stage)
         if action.kind is ActionKind.FORWARD:
-            return self._forward(stage, action.microbatch, given)
+            return self._forward(stage, action.microbatch, inputs)
         if action.kind is ActionKind.WEIGHT:
             return stage.backward_weight(action.microbatch, last=last)
         if action.kind is ActionKind.INPUT:
-            grads = stage.backward_input(action.microbatch, given)
+            grads = stage.backward_input(action.microbatch, inputs)
         else:
-            grads = stage.backward(action.microbatch, given, last=last)
+            grads = stage.backward(action.microbatch, inputs, last=last)
         return None if stage.is_first else self._checked(stage, grads)
 
     def _forward(self, stage: Stage, microbatch: int, inputs: Sequence[Any]) -> tuple[Array, ...]:
@@ -152,7 +152,7 @@ class PipelineStep:
             self._loss_grads[microbatch] = grads
 
     def _checked(self, stage: Stage, grads: Sequence[Array | None]) -> tuple[Array | None, ...]:
-        """Return the gradients of the inputs: of those that have one, in their shape and dtype."""
+        """Check the gradients of the inputs; return None for integers, zeros for missing ones."""
         specs = self._shapes.inputs[stage.stage_index]
         if len(grads) != len(specs):
             raise ValueError(

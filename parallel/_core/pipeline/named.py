@@ -1,4 +1,4 @@
-"""The schedules by name; the names are torch's where torch has the schedule."""
+"""The schedules by name; torch's names for the schedules that torch has."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class NamedSchedule(PipelineSchedule):
         stages: This rank's stage, or a list of its stages.
         n_microbatches: The number of parts into which a batch is cut.
         loss_fn: The loss of the last stage's output and the target: a ``parallel.nn`` module for
-            stages of modules. The same on all ranks. Without it ``step`` runs only forwards.
-        scale_grads: Divide the gradients by the number of microbatches, as a loss that is a mean
-            needs.
+            stages of modules. The same on all ranks. None: ``step`` runs only forwards.
+        scale_grads: Divide the gradients by the number of microbatches, which is correct for a
+            loss that is a mean.
 
     Raises:
         TypeError: For arguments of another type.
-        ValueError: On all ranks, if the stages do not divide by the ranks, for an impossible
-            number of microbatches, and if the ranks' arguments differ. Also if a rank has the wrong
-            stages for the schedule.
+        ValueError: On all ranks, if the number of stages is not divisible by the number of ranks,
+            for an impossible number of microbatches, or if the ranks' arguments differ. Also if a
+            rank has the wrong stages for the schedule.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class NamedSchedule(PipelineSchedule):
         with raise_on_all_ranks(group):
             if rest or not each:
                 raise ValueError(
-                    f"num_stages is {total}, which does not divide by the {group.size()} ranks of"
+                    f"num_stages is {total}, which is not divisible by the {group.size()} ranks of"
                     f" {group}"
                 )
             table = self.make_table(group.size(), count, each)
@@ -67,63 +67,65 @@ class NamedSchedule(PipelineSchedule):
     def __init_subclass__(
         cls, make: Callable[..., ScheduleTable] | None = None, each: int | None = None
     ) -> None:
-        """Set ``make``, which makes the table for ranks, microbatches and, without ``each``, the
-        stages a rank.
+        """Set the function ``make`` and the number of stages on ``each`` rank.
+
+        ``make`` returns the table for numbers of ranks, microbatches and, if ``each`` is None,
+        stages on each rank.
         """
         if make is not None:
             cls._make, cls.stages_per_rank = staticmethod(make), each
 
     @classmethod
     def make_table(cls, ranks: int, microbatches: int, stages_per_rank: int) -> ScheduleTable:
-        """Return the table; raise ValueError if there is none."""
+        """Return the table; raise ValueError if these numbers are not possible."""
         if cls.stages_per_rank is None:
             return cls._make(ranks, microbatches, stages_per_rank)
         table = cls._make(ranks, microbatches)
         if stages_per_rank != cls.stages_per_rank:
             has = "one stage" if cls.stages_per_rank == 1 else "two stages"
-            raise ValueError(f"{table.name} has {has} a rank, got {stages_per_rank}")
+            raise ValueError(f"{table.name} has {has} per rank, got {stages_per_rank}")
         return table
 
 
 class ScheduleGPipe(NamedSchedule, make=gpipe, each=1):
-    """GPipe: all forwards, then all backwards. One stage a rank. See ``gpipe``."""
+    """GPipe: all forwards, then all backwards. One stage per rank. See ``gpipe``."""
 
 
 class Schedule1F1B(NamedSchedule, make=one_f_one_b, each=1):
-    """1F1B: a forward and a backward in turn. One stage a rank. See ``one_f_one_b``."""
+    """1F1B: alternating forwards and backwards. One stage per rank. See ``one_f_one_b``."""
 
 
 class ScheduleEager1F1B(NamedSchedule, make=eager_1f1b, each=1):
-    """1F1B that gives messages time to arrive. One stage a rank. See ``eager_1f1b``."""
+    """1F1B with more time for messages to arrive. One stage per rank. See ``eager_1f1b``."""
 
 
 class ScheduleInterleaved1F1B(NamedSchedule, make=interleaved_1f1b):
-    """1F1B with several stages a rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
+    """1F1B with several stages per rank: rank r has r, r+p, ... See ``interleaved_1f1b``."""
 
 
 class ScheduleInterleavedZeroBubble(NamedSchedule, make=zero_bubble):
-    """ZB-H1, with one stage a rank or several: rank r has r, r+p, ... See ``zero_bubble``."""
+    """ZB-H1, with one or more stages per rank: rank r has r, r+p, ... See ``zero_bubble``."""
 
 
 class ScheduleZBVZeroBubble(NamedSchedule, make=zbv, each=2):
-    """ZB-V: rank r has the stages r and 2p-1-r. See ``zbv``."""
+    """ZB-V: rank r has stages r and 2p-1-r. See ``zbv``."""
 
 
 class ScheduleDualPipeV(NamedSchedule, make=dual_pipe_v, each=2):
-    """DualPipeV: rank r has the stages r and 2p-1-r. See ``dual_pipe_v``."""
+    """DualPipeV: rank r has stages r and 2p-1-r. See ``dual_pipe_v``."""
 
 
 _CLASSES: dict[str, type[NamedSchedule]] = {
-    one.__name__.removeprefix("Schedule"): one for one in NamedSchedule.__subclasses__()
+    cls.__name__.removeprefix("Schedule"): cls for cls in NamedSchedule.__subclasses__()
 }
 
 
 def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
-    """Return the class of a schedule: ``"1F1B"`` or ``"Schedule1F1B"``, in upper or lower case.
+    """Return the class of a schedule, such as ``"1F1B"`` or ``"Schedule1F1B"``.
 
     Args:
         schedule_name: GPipe, 1F1B, Eager1F1B, Interleaved1F1B, InterleavedZeroBubble (ZB-H1 with
-            one stage a rank), ZBVZeroBubble or DualPipeV.
+            one stage per rank), ZBVZeroBubble or DualPipeV, in any case.
 
     Returns:
         The class.
@@ -133,7 +135,7 @@ def get_schedule_class(schedule_name: str) -> type[NamedSchedule]:
         TypeError: For a value that is not a string.
     """
     check_instance(schedule_name, str, "schedule_name", "'1F1B'")
-    folded = {name.casefold(): one for name, one in _CLASSES.items()}
+    folded = {name.casefold(): cls for name, cls in _CLASSES.items()}
     found = folded.get(schedule_name.casefold().removeprefix("schedule"))
     if found is None:
         raise ValueError(

@@ -1,6 +1,7 @@
-"""The schedules as tables, with backward in one action or split in two.
+"""Functions that return schedules as tables.
 
-GPipe, 1F1B, eager and interleaved 1F1B; ZB-H1 (and interleaved), ZB-V and DualPipeV.
+The schedules are GPipe, 1F1B, eager 1F1B, interleaved 1F1B, ZB-H1 (also interleaved), ZB-V and
+DualPipeV.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def gpipe(ranks: int, microbatches: int) -> ScheduleTable:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> ScheduleTable:
-    """Return 1F1B: after a warm-up, a forward and a backward in turn.
+    """Return 1F1B: after a warm-up, alternating forwards and backwards.
 
     Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", arXiv:2006.09503, section
     3 (PipeDream-Flush). The bubble is that of GPipe. A rank holds the activations of at most p
@@ -43,12 +44,12 @@ def one_f_one_b(ranks: int, microbatches: int) -> ScheduleTable:
 
 
 def eager_1f1b(ranks: int, microbatches: int) -> ScheduleTable:
-    """Return 1F1B with a warm-up twice as long, which gives messages time to arrive.
+    """Return 1F1B with a warm-up twice as long, which leaves more time for messages to arrive.
 
     Zhuang et al., "On Optimizing the Communication of Model Parallelism", arXiv:2211.05322. In 1F1B
     each rank needs a result that another rank has only just computed, so it waits for a message in
-    each microbatch. Here the other rank computed it one microbatch earlier. If a message takes the
-    time c, at most half of a microbatch's forward and backward, then messages lengthen a step by
+    each microbatch. Here the other rank computed it one microbatch earlier. If a message takes time
+    c, at most half of a microbatch's forward and backward, then messages lengthen a step by
     2(p-1)c, for any number of microbatches. Rank r holds the activations of 2(p-r)-1 microbatches.
 
     Raises ValueError for counts below 1, TypeError for a count that is not an integer.
@@ -57,7 +58,7 @@ def eager_1f1b(ranks: int, microbatches: int) -> ScheduleTable:
 
 
 def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> ScheduleTable:
-    """Return 1F1B: each rank starts with ``warm`` more forwards than the next rank."""
+    """Return 1F1B in which each rank starts with ``warm`` more forwards than the next rank."""
     check_counts(ranks=ranks, microbatches=microbatches)
     rows: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -68,13 +69,14 @@ def _one_stage_each(name: str, ranks: int, microbatches: int, warm: int) -> Sche
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) -> ScheduleTable:
-    """Return 1F1B with several stages a rank: rank r has the stages r, r+p, r+2p, ...
+    """Return 1F1B with several stages per rank: rank r has the stages r, r+p, r+2p, ...
 
     Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters",
-    arXiv:2104.04473, section 2.2. With v stages a rank, the bubble is v times smaller and messages
-    are v times as many. Microbatches go through a rank's stages in rounds of p, or m if less.
+    arXiv:2104.04473, section 2.2. With v stages per rank, the bubble is v times smaller, and there
+    are v times as many messages. Each rank runs its stages in rounds of p microbatches, or of m if
+    that is less.
 
-    Raises ValueError for counts below 1, and for microbatches that do not divide into rounds;
+    Raises ValueError for counts below 1, and for microbatches that cannot be divided into rounds;
     TypeError for a count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
@@ -91,7 +93,7 @@ def interleaved_1f1b(ranks: int, microbatches: int, stages_per_rank: int = 2) ->
 
 
 def _in_turn(forwards: list[Action], backwards: list[Action], warm: int) -> tuple[Action, ...]:
-    """Return ``warm`` forwards, then forward-backward pairs, then the other backwards."""
+    """Return ``warm`` forwards, then forward-backward pairs, then the remaining backwards."""
     warm = min(warm, len(forwards))
     pairs = zip(forwards[warm:], backwards, strict=False)
     rest = backwards[len(forwards) - warm :]
@@ -105,15 +107,15 @@ def check_counts(**counts: int) -> None:
 
 
 def rounds_of(microbatches: int, ranks: int, name: str) -> list[range]:
-    """Return the rounds in which microbatches go through a rank's stages, of ``ranks`` each.
+    """Return the rounds of microbatches in which a rank runs its stages, of ``ranks`` each.
 
-    Fewer than ``ranks`` microbatches are one round. Raises ValueError if the microbatches do not
-    divide into equal rounds.
+    Fewer than ``ranks`` microbatches are one round. Raises ValueError if the microbatches cannot
+    be divided into equal rounds.
     """
     count = max(1, microbatches // ranks)
     if microbatches % count:
         raise ValueError(
-            f"microbatches is {microbatches}, which does not divide into the {count} rounds of "
+            f"microbatches is {microbatches}, which is not divisible by the {count} rounds of "
             f"{name} on {ranks} ranks; expected at most {ranks}, or a multiple of it"
         )
     width = microbatches // count
@@ -121,15 +123,15 @@ def rounds_of(microbatches: int, ranks: int, name: str) -> list[range]:
 
 
 def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> ScheduleTable:
-    """Return ZB-H1: 1F1B that computes gradients of weights where there would be a bubble.
+    """Return ZB-H1: 1F1B that fills part of the bubble with gradients of weights.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241, section 2.1. If F, I and W
-    take the same time, the bubble is a third of that of 1F1B. Each rank holds
-    the activations of at most p microbatches, as rank 0 does in 1F1B. With v stages on each rank
-    (r, r+p, r+2p, ...), the bubble is v times smaller, as in interleaved 1F1B.
+    take the same time, the bubble is a third of that of 1F1B. Each rank holds the activations of at
+    most p microbatches, like rank 0 in 1F1B. With v stages on each rank (r, r+p, r+2p, ...), the
+    bubble is v times smaller, as in interleaved 1F1B.
 
-    Raises ValueError for counts below 1, and for microbatches that do not divide into rounds (see
-    ``interleaved_1f1b``); TypeError for a count that is not an integer.
+    Raises ValueError for counts below 1, and for microbatches that cannot be divided into rounds
+    (see ``interleaved_1f1b``); TypeError for a count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
     rounds = rounds_of(microbatches, ranks, "zero bubble") if stages_per_rank > 1 else None
@@ -154,7 +156,7 @@ def zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Sche
 
 
 def zbv(ranks: int, microbatches: int) -> ScheduleTable:
-    """Return ZB-V: two stages a rank in the shape of a V. Rank r has the stages r and 2p-1-r.
+    """Return ZB-V: two stages per rank in the shape of a V. Rank r has stages r and 2p-1-r.
 
     The placement is from Qi et al., "Pipeline Parallelism with Controllable Memory",
     arXiv:2405.15362, section 3. The order comes from a simulation in which F, I and W take the same
@@ -171,9 +173,9 @@ def zbv(ranks: int, microbatches: int) -> ScheduleTable:
         back = action.stage >= ranks
         return int(back) if action.kind is _I else 3 - int(back)
 
-    # Each action takes one unit of time, and each rank does the most urgent ready action. Forwards
-    # run as far as memory allows, and gradients of inputs run as soon as possible. Gradients of
-    # weights fill the bubbles (Qi et al., arXiv:2401.10241, section 3.2).
+    # Each action takes one unit of time, and each rank runs the most urgent ready action. Forwards
+    # run as early as memory allows, gradients of inputs as soon as possible. Gradients of weights
+    # fill the bubbles (Qi et al., arXiv:2401.10241, section 3.2).
     running = [_RankActions((rank, last - rank)) for rank in range(ranks)]
     ends: dict[Action, int] = {}
     total = 3 * microbatches * (last + 1)
@@ -194,7 +196,7 @@ def zbv(ranks: int, microbatches: int) -> ScheduleTable:
                 rank.next[action.stage, action.kind] += 1
                 ends[action] = rank.free_at = now + 1
         now += 1
-        assert now <= total + last + 1, "some rank can always go on"
+        assert now <= total + last + 1, "some rank can always continue"
     return ScheduleTable(tuple(tuple(rank.row) for rank in running), "ZB-V")
 
 
@@ -213,18 +215,19 @@ class _RankActions:
 def dual_pipe_v(ranks: int, microbatches: int) -> ScheduleTable:
     """Return DualPipeV: stages placed as in ZB-V, with forwards and backwards in pairs.
 
-    The pairs are DualPipe's (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, section
-    3.2.1). A device may run a pair at once; here its actions run one after the other. The V is Qi
-    et al.'s half of DualPipe. Backward is split into I and W at both ends, and whole in the middle.
+    The pairs are those of DualPipe (DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437,
+    section 3.2.1). A device may overlap the actions of a pair; here they run in sequence. The V
+    shape is Qi et al.'s half of DualPipe. Backward is split into I and W at the start and the end
+    of a step, and whole in between.
 
-    Raises ValueError for fewer than two microbatches a rank and for counts below 1, TypeError for a
-    count that is not an integer.
+    Raises ValueError for fewer than two microbatches per rank and for counts below 1, TypeError for
+    a count that is not an integer.
     """
     check_counts(ranks=ranks, microbatches=microbatches)
     if microbatches < 2 * ranks:
         raise ValueError(
             f"microbatches is {microbatches}; DualPipeV on {ranks} ranks expects at least "
-            f"{2 * ranks}, two a rank"
+            f"{2 * ranks}, two per rank"
         )
     return ScheduleTable(
         tuple(_DualRank(rank, ranks).row(microbatches) for rank in range(ranks)), "DualPipeV"
@@ -232,7 +235,7 @@ def dual_pipe_v(ranks: int, microbatches: int) -> ScheduleTable:
 
 
 class _DualRank:
-    """Builds one rank's row of DualPipeV. Side 0 is the stage in the first half of the V."""
+    """A builder of one rank's row of DualPipeV. Side 0 is the stage in the first half of the V."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
@@ -262,7 +265,7 @@ class _DualRank:
             self._do(_B, 1)
             self._do(_F, 1)
             self._do(_B, 0)
-        # In the second half of these only gradients of weights are left to fill bubbles.
+        # In the second half of this loop, only gradients of weights remain to fill bubbles.
         for number in range(2 * first):
             self._do(_B if number < first else _I, 1 - number % 2)
         for _ in range(behind):

@@ -1,4 +1,4 @@
-"""``PipelineSchedule``: runs batches through the stages as a table says."""
+"""``PipelineSchedule``: runs batches through the stages in the order of a table."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from parallel._groups import gathered
 
 
 class PipelineSchedule:
-    """Runs batches through a pipeline, by any table.
+    """A schedule that runs batches through a pipeline in the order of any table.
 
-    ``ScheduleGPipe`` and the others make their own table. All ranks make the schedule. It compares
-    their arguments, and raises one rank's mistake on all of them.
+    ``ScheduleGPipe`` and the other named schedules make their own table. All ranks must make the
+    schedule: it compares their arguments, and raises one rank's argument error on all ranks.
 
     Args:
         stages: This rank's stage, or a list of its stages.
         table: The actions of each rank, in order.
         loss_fn: The loss of the last stage's output and the target: a ``parallel.nn`` module for
-            stages of modules. The same on all ranks; without it ``step`` runs forwards alone.
-        scale_grads: Divide the gradients by the number of microbatches: right for a loss that is a
-            mean.
+            stages of modules. The same on all ranks. None: ``step`` runs only forwards.
+        scale_grads: Divide the gradients by the number of microbatches, which is correct for a
+            loss that is a mean.
 
     Raises:
         TypeError: For arguments of another type.
-        ValueError: On all ranks, when a rank's stages are not those that the table gives it, or
-            the ranks' arguments differ.
+        ValueError: On all ranks, if a rank's stages are not those in its row of the table, or the
+            ranks' arguments differ.
     """
 
     def __init__(
@@ -107,27 +107,27 @@ class PipelineSchedule:
     ) -> Any:
         """Run one batch through the pipeline, forward and (with a loss) backward.
 
-        It adds to existing gradients, as ``backward`` does. Over other dims (DDP, ``fully_shard``)
-        gradients are averaged once. Every rank of the pipeline must call. Ranks without the first
-        or last stage need no arguments, and ignore them.
+        It adds to existing gradients, like ``backward``. Over other mesh dims (DDP,
+        ``fully_shard``) gradients are averaged once. Every rank of the pipeline must call. Ranks
+        without the first or last stage need no arguments, and ignore them.
 
         Args:
-            args: The batch: arrays whose first dim is cut into microbatches, the arguments of the
-                first stage. Each step's have the same shapes.
-            target: The second argument of ``loss_fn``, after the output: an array, or several in
-                lists or dicts, cut the same way.
-            losses: A list that is filled with the microbatches' losses, where the last stage is.
+            args: The batch: the arguments of the first stage, arrays whose first dim is cut into
+                microbatches. Shapes must be the same in each step.
+            target: The second argument of ``loss_fn``, after the output: an array, or nested lists
+                or dicts of arrays, cut the same way.
+            losses: A list that is filled with the microbatches' losses on the last stage's rank.
             return_outputs: Return the last stage's outputs.
             kwargs: Further arguments of this rank's stages; arrays are cut, other values are not.
 
         Returns:
-            The whole batch's output where the last stage is, None elsewhere.
+            The whole batch's output on the last stage's rank, None on other ranks.
 
         Raises:
             TypeError: For a value that is not an array.
-            ValueError: For rows that do not divide into the microbatches, another shape than in
-                the step before, and a batch or target that is missing.
-            RuntimeError: After a step that failed: the ranks are no longer in step.
+            ValueError: If the number of rows is not divisible by the number of microbatches,
+                shapes differ from the previous step, or the batch or target is missing.
+            RuntimeError: After a failed step, when the ranks are no longer in step.
         """
         training = self._loss is not None
         return self._run(args, kwargs, target, losses, return_outputs, training)
@@ -138,7 +138,7 @@ class PipelineSchedule:
         """Run one batch forward, in evaluation mode; arguments and errors are those of ``step``.
 
         Returns:
-            The whole batch's output where the last stage is, None elsewhere.
+            The whole batch's output on the last stage's rank, None on other ranks.
         """
         return self._run(args, kwargs, target, losses, True, False)
 
@@ -163,7 +163,7 @@ class PipelineSchedule:
         scale = 1 / self.n_microbatches if self.scale_grads else 1.0
         plan = self._plans[training]
         step = PipelineStep(plan, self._stages, self._shapes, batch, self._loss, scale)
-        self._failed = True  # until all is done
+        self._failed = True  # until the step is complete
         try:
             for stage in self._stages.values():
                 stage.begin(training)
@@ -189,7 +189,7 @@ class PipelineSchedule:
     def _batch(
         self, args: Sequence[Array], kwargs: dict[str, Any], target: Any, training: bool
     ) -> Microbatches:
-        """Check what this rank was given, and cut it; no byte has moved by then."""
+        """Check this rank's arguments, before any communication, and cut them."""
         count = self.n_microbatches
         cut_args: list[tuple[Array, ...]] = []
         if 0 in self._stages:
@@ -209,9 +209,9 @@ class PipelineSchedule:
     # ------------------------------------------------------------------ times
 
     def timeline(self) -> Timing:
-        """Return the times of the last step's computations on all ranks. All ranks call.
+        """Return the times of the last step's computations on all ranks. All ranks must call.
 
-        Times are in seconds, of the hosts' monotonic clocks: ranks of one host can be compared.
+        Times are in seconds of each host's monotonic clock, and comparable only within a host.
         """
         reports: list[list[ActionSpan]] = gathered(self._spans, self.group)
         spans = sorted(itertools.chain.from_iterable(reports), key=lambda span: span.begin)
@@ -219,7 +219,7 @@ class PipelineSchedule:
 
 
 def _check_stages(stages: Sequence[Stage], table: ScheduleTable) -> None:
-    """Raise ValueError unless ``stages`` are those that ``table`` gives this rank."""
+    """Raise ValueError unless ``stages`` are those in this rank's row of ``table``."""
     group = stages[0].group
     for stage in stages:
         if stage.num_stages != table.stages:
@@ -234,11 +234,11 @@ def _check_stages(stages: Sequence[Stage], table: ScheduleTable) -> None:
     own = sorted(stage.stage_index for stage in stages)
     expected = [stage for stage, at in enumerate(table.rank_of) if at == rank]
     if own != expected:
-        raise ValueError(f"rank {rank} has the stages {own}; {table.name} gives it {expected}")
+        raise ValueError(f"rank {rank} has the stages {own}; {table.name} expects {expected}")
 
 
 def as_stages(stages: Any) -> list[Stage]:
-    """Return ``stages`` as a list of at least one; raise TypeError for anything else."""
+    """Return ``stages`` as a list; raise TypeError unless it has at least one stage."""
     listed = [stages] if isinstance(stages, Stage) else stages
     if not isinstance(listed, Sequence) or not listed:
         raise TypeError(f"stages must be a PipelineStage, or a list of them, got {stages!r}")

@@ -1,4 +1,4 @@
-"""When each action of a table runs, for given costs; and how long ranks idle."""
+"""Simulated times of a table's actions for given costs, and the ranks' idle time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ USUAL_COSTS: dict[ActionKind, float] = {
     ActionKind.INPUT: 1.0,
     ActionKind.WEIGHT: 1.0,
 }
-"""A matrix product forward, and one for each of its two gradients."""
+"""Costs in matrix products: one forward, and one for each of the two gradients."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class ActionSpan:
 
 @dataclass(frozen=True)
 class Timing:
-    """When each action runs: planned (``simulate``) or measured (``PipelineSchedule.timeline``)."""
+    """The actions' times: simulated (``simulate``) or measured (``PipelineSchedule.timeline``)."""
 
     ranks: int
     spans: tuple[ActionSpan, ...]
 
     @property
     def begin(self) -> float:
-        """When the first rank begins."""
+        """The time at which the first action begins."""
         return min(span.begin for span in self.spans)
 
     @property
@@ -49,32 +49,32 @@ class Timing:
 
     @property
     def bubble(self) -> float:
-        """The share of the ranks' time, from 0 to 1, in which they compute nothing."""
+        """The fraction of the ranks' time, from 0 to 1, in which they are idle."""
         busy = sum(span.end - span.begin for span in self.spans)
         return 1 - busy / (self.ranks * self.makespan)
 
     def idle(self, rank: int) -> float:
-        """Return how long one rank computes nothing."""
+        """Return the idle time of one rank."""
         busy = sum(span.end - span.begin for span in self.spans if span.rank == rank)
         return self.makespan - busy
 
 
 def simulate(table: ScheduleTable, costs: Costs | None = None, message: float = 0.0) -> Timing:
-    """Return when each action runs if each rank begins each of its actions as soon as it can.
+    """Return the actions' times if each rank begins each action as soon as possible.
 
     Args:
         table: The schedule.
-        costs: The time of each action, by kind or by a function of the action; by default a forward
-            1, a backward 2, either half of one 1.
+        costs: The time of each action, by kind or by a function of the action. Default: 1 for a
+            forward, 2 for a backward, 1 for each half of a backward.
         message: The time from the end of an action until another rank has its result.
 
     Returns:
-        The spans, in the unit of the costs, from 0 on.
+        The spans, from 0, in the unit of the costs.
 
     Raises:
         ValueError: For costs that are not positive.
     """
-    given = USUAL_COSTS if costs is None else costs
+    costs = USUAL_COSTS if costs is None else costs
     ends: dict[Action, float] = {}
     free = [0.0] * len(table.ranks)
     spans: list[ActionSpan] = []
@@ -83,18 +83,19 @@ def simulate(table: ScheduleTable, costs: Costs | None = None, message: float = 
         for need in table.needs(action):
             away = table.rank_of[need.stage] != rank
             begin = max(begin, ends[need] + (message if away else 0.0))
-        takes = given(action) if callable(given) else given[action.kind]
-        if not takes > 0:
-            raise ValueError(f"{table.name}: the cost of {action} is {takes}; expected above 0")
-        ends[action] = free[rank] = begin + takes
+        cost = costs(action) if callable(costs) else costs[action.kind]
+        if not cost > 0:
+            raise ValueError(f"{table.name}: the cost of {action} is {cost}; expected above 0")
+        ends[action] = free[rank] = begin + cost
         spans.append(ActionSpan(rank, action, begin, free[rank]))
     return Timing(len(table.ranks), tuple(spans))
 
 
 def most_held(table: ScheduleTable) -> list[int]:
-    """Return for each rank how many microbatches' activations it holds at most, over its stages.
+    """Return for each rank the maximum number of microbatches whose activations it holds.
 
-    From their forward until their backward (or its second half) has ended.
+    The numbers are sums over the rank's stages. A stage holds a microbatch's activations from the
+    forward until the end of the backward (or of its second half).
     """
     change = {
         ActionKind.FORWARD: 1,

@@ -1,9 +1,9 @@
-"""A stage: the part of a model that one rank computes, and the parameters that stages share.
+"""Stages, which are the parts of a model that ranks compute, and their shared parameters.
 
-Stages agree on the shapes and dtypes of activations with the first microbatch. Shared parameters
-begin equal, and their gradients are summed: all get the same bits, and every optimizer makes the
-same update. Megatron-LM ties the input embedding to the output layer in this way (Narayanan et al.,
-arXiv:2104.04473, section 4.3).
+Stages exchange the shapes and dtypes of activations with the first microbatch. Shared parameters
+start with equal values, and their gradients are summed. All copies get bitwise equal gradients, so
+every optimizer makes the same update. Megatron-LM ties the input embedding to the output layer in
+this way (Narayanan et al., arXiv:2104.04473, section 4.3).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from parallel._groups import GroupLike, gathered, resolve
 
 
 class SharedParameter(Protocol):
-    """A parameter that stages share, on the rank of one of them."""
+    """One stage's copy of a parameter that several stages share."""
 
     grad: Array | None
     """The sum of the gradients since it was None, of the shape and dtype of ``data``."""
 
     @property
     def data(self) -> Array:
-        """The values that the optimizer updates."""
+        """The parameter's values, which the optimizer updates."""
         ...
 
     @property
     def requires_grad(self) -> bool:
-        """True if it is trained."""
+        """True if the parameter is trained."""
         ...
 
 
@@ -47,10 +47,10 @@ class _Holder(NamedTuple):
 
 
 class SharedParameters:
-    """The shared parameters of this rank: ``own`` are (name, stage, parameter).
+    """The shared parameters of this rank; ``own`` are (name, stage, parameter).
 
-    Making it is a collective. Raises ValueError on all ranks when stages that share a name have
-    parameters of other shapes or dtypes.
+    The constructor is a collective. It raises ValueError on all ranks if stages have parameters of
+    the same shared name but different shapes or dtypes.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class SharedParameters:
     ) -> None:
         self._own: dict[str, list[SharedParameter]] = {}
         listed: list[tuple[str, _Holder]] = []
-        for name, stage, parameter in sorted(own, key=lambda one: one[1]):
-            mine = self._own.setdefault(name, [])
-            if not any(parameter is other for other in mine):  # shared here already
-                mine.append(parameter)
+        for name, stage, parameter in sorted(own, key=lambda entry: entry[1]):
+            copies = self._own.setdefault(name, [])
+            if not any(parameter is other for other in copies):  # two stages may share the object
+                copies.append(parameter)
                 listed.append((name, _Holder(stage, group.rank(), _describe(parameter))))
         holders: dict[str, list[_Holder]] = {}
         for name, holder in itertools.chain.from_iterable(gathered(listed, group)):
@@ -69,15 +69,16 @@ class SharedParameters:
         for name, found in sorted(holders.items()):
             _check(name, sorted(found))
         self._groups: dict[str, ProcessGroup] = {}
-        for name, mine in sorted(self._own.items()):
-            self._begin_equal(name, mine, [holder.rank for holder in sorted(holders[name])], group)
+        for name, copies in sorted(self._own.items()):
+            ranks = [holder.rank for holder in sorted(holders[name])]
+            self._copy_first(name, copies, ranks, group)
         self._before: dict[int, Array | None] = {}
 
-    def _begin_equal(
-        self, name: str, mine: list[SharedParameter], ranks: list[int], group: ProcessGroup
+    def _copy_first(
+        self, name: str, copies: list[SharedParameter], ranks: list[int], group: ProcessGroup
     ) -> None:
-        """Give all holders the values of the first; ``ranks`` are theirs, by stage."""
-        value = mine[0].data
+        """Copy the first stage's values to all copies; ``ranks`` has each stage's rank."""
+        value = copies[0].data
         if len(set(ranks)) > 1:
             members = [group.ranks[rank] for rank in dict.fromkeys(ranks)]
             self._groups[name] = Job().new_group(
@@ -87,31 +88,31 @@ class SharedParameters:
                 desc=f"stages that share {name!r}",
             )
             self._groups[name].broadcast(value, group_src=0)
-        for parameter in mine[1:]:
+        for parameter in copies[1:]:
             parameter.data[...] = value
 
     def begin(self) -> None:
-        """Put aside gradients of earlier steps, whose sum they are already."""
+        """Set aside the gradients of earlier steps, which are summed already."""
         for parameter in itertools.chain.from_iterable(self._own.values()):
             grad = parameter.grad
             self._before[id(parameter)] = None if grad is None else grad.copy()
             parameter.grad = None
 
     def finish(self) -> None:
-        """Sum the gradients of this step over the stages, and add what was put aside."""
+        """Sum this step's gradients over the stages, and add those of earlier steps."""
         totals: dict[str, Array] = {}
         works: list[Work[Any]] = []
-        for name, mine in sorted(self._own.items()):
-            total = totals[name] = namespace(mine[0].data).zeros_like(mine[0].data)
-            for parameter in mine:
+        for name, copies in sorted(self._own.items()):
+            total = totals[name] = namespace(copies[0].data).zeros_like(copies[0].data)
+            for parameter in copies:
                 if parameter.grad is not None:
                     total += parameter.grad
             if name in self._groups:
                 works.append(self._groups[name].all_reduce(total, async_op=True))
         for work in works:
             work.wait()
-        for name, mine in self._own.items():
-            for parameter in mine:
+        for name, copies in self._own.items():
+            for parameter in copies:
                 before = self._before.pop(id(parameter), None)
                 total = totals[name] if before is None else totals[name] + before
                 if parameter.grad is None:
@@ -123,7 +124,7 @@ class SharedParameters:
 def _check(name: str, holders: Sequence[_Holder]) -> None:
     if len({holder.described for holder in holders}) > 1:
         each = ", ".join(f"{holder.described} at stage {holder.stage}" for holder in holders)
-        raise ValueError(f"shared parameter {name!r} is not the same everywhere: {each}")
+        raise ValueError(f"shared parameter {name!r} differs between stages: {each}")
 
 
 def _describe(parameter: SharedParameter) -> str:
@@ -147,7 +148,7 @@ class Spec(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """True if it has a gradient: integers and booleans have none."""
+        """True if the array has a gradient, unlike integers and booleans."""
         return is_floating(self.dtype)
 
 
@@ -160,9 +161,9 @@ def specs_of(arrays: Sequence[Array]) -> Specs:
 
 
 def as_tuple(value: Any, what: str) -> tuple[Array, ...]:
-    """Return the arrays that a stage passes on: one, or a tuple or list of them.
+    """Return one array, or a tuple or list of arrays, as a tuple.
 
-    Raises TypeError, which names ``what``, for anything else.
+    Raises TypeError, which names ``what``, for any other value.
     """
     arrays = tuple(value) if isinstance(value, tuple | list) else (value,)
     for array in arrays:
@@ -172,7 +173,7 @@ def as_tuple(value: Any, what: str) -> tuple[Array, ...]:
 
 
 def check_like(arrays: Sequence[Array], expected: Specs, what: str) -> None:
-    """Raise ValueError, which names ``what``, unless ``arrays`` are as ``expected``."""
+    """Raise ValueError, which names ``what``, unless ``arrays`` have the ``expected`` specs."""
     got = specs_of(arrays)
     if got != expected:
         raise ValueError(f"{what} is {_listed(got)}; expected {_listed(expected)}")
@@ -185,8 +186,8 @@ def _listed(specs: Specs) -> str:
 class Stage(ABC):
     """Stage ``stage_index`` of ``num_stages``, on this rank of ``mesh``.
 
-    Arrays go in and come out as tuples. Whatever backward needs of a microbatch's forward the stage
-    keeps, under the microbatch's number.
+    Inputs and outputs are tuples of arrays. The stage stores the data that a microbatch's backward
+    needs from its forward, by the microbatch's number.
     """
 
     def __init__(self, stage_index: int, num_stages: int, mesh: GroupLike | None) -> None:
@@ -194,21 +195,21 @@ class Stage(ABC):
         self.stage_index: int = to_whole_number(stage_index, "stage_index")
         if not 0 <= self.stage_index < self.num_stages:
             raise ValueError(
-                f"stage_index is {stage_index}; expected 0 to {self.num_stages - 1}, as num_stages"
-                f" is {self.num_stages}"
+                f"stage_index is {stage_index}; expected 0 to {self.num_stages - 1}, because"
+                f" num_stages is {self.num_stages}"
             )
         self.group: ProcessGroup = resolve(mesh, "mesh")
         self.shared_parameters: Mapping[str, SharedParameter] = {}
-        """By name, the parameters that other stages have as well."""
+        """The parameters that other stages have as well, by name."""
 
     @property
     def is_first(self) -> bool:
-        """True if it takes the batch."""
+        """True if the stage's input is the batch."""
         return self.stage_index == 0
 
     @property
     def is_last(self) -> bool:
-        """True if its output is the model's."""
+        """True if the stage's output is the model's output."""
         return self.stage_index == self.num_stages - 1
 
     def __repr__(self) -> str:
@@ -216,15 +217,15 @@ class Stage(ABC):
 
     @abstractmethod
     def empty(self, spec: Spec) -> Array:
-        """Return an array into which the input, or the output's gradient, can be received."""
+        """Return an uninitialised array to receive an input or an output's gradient into."""
 
     @abstractmethod
     def joined(self, arrays: Sequence[Array]) -> Array:
-        """Return the microbatches' outputs as one array, along dim 0."""
+        """Concatenate the microbatches' outputs along dim 0."""
 
     @abstractmethod
     def check_loss(self, function: Any) -> None:
-        """Raise TypeError for what ``loss`` cannot call."""
+        """Raise TypeError unless ``loss`` can call ``function``."""
 
     @abstractmethod
     def begin(self, training: bool) -> None:
@@ -234,13 +235,13 @@ class Stage(ABC):
     def forward(
         self, microbatch: int, inputs: Sequence[Array], kwargs: dict[str, Any]
     ) -> tuple[Array, ...]:
-        """Return the outputs; when training, keep what backward needs."""
+        """Return the outputs; when training, store the data for backward."""
 
     @abstractmethod
     def loss(
         self, function: Any, outputs: Sequence[Array], target: Any, scale: float | None
     ) -> tuple[float, tuple[Array, ...]]:
-        """Return the loss, and the gradient of the outputs times ``scale`` (None: no gradient)."""
+        """Return the loss and the outputs' gradients times ``scale`` (None: no gradients)."""
 
     @abstractmethod
     def backward(
@@ -248,19 +249,19 @@ class Stage(ABC):
     ) -> tuple[Array | None, ...]:
         """Return the gradients of the inputs, and accumulate those of the parameters.
 
-        ``last``: no other gradients of parameters come in this step.
+        ``last`` is True for the stage's last gradients of parameters in this step.
         """
 
     @abstractmethod
     def backward_input(
         self, microbatch: int, grads: Sequence[Array | None]
     ) -> tuple[Array | None, ...]:
-        """Return the gradients of the inputs; leave those of parameters to ``backward_weight``."""
+        """Return the gradients of the inputs; defer those of parameters to ``backward_weight``."""
 
     @abstractmethod
     def backward_weight(self, microbatch: int, *, last: bool) -> None:
-        """Accumulate the gradients of the parameters that ``backward_input`` left."""
+        """Accumulate the gradients of the parameters that ``backward_input`` deferred."""
 
     @abstractmethod
     def end(self, failed: bool) -> None:
-        """End a step, and forget what it has left if it failed."""
+        """End a step; drop the stored data of microbatches."""

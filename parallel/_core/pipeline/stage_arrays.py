@@ -1,4 +1,4 @@
-"""The arrays of a pipeline's stages, as one tree of global arrays that all ranks have.
+"""The arrays of a pipeline's stages, as a tree of global arrays that is the same on all ranks.
 
 Each stage's arrays are on its ranks only, but a checkpoint needs the same tree on all ranks. So the
 ranks exchange descriptions of their arrays, and represent other stages' arrays by DArrays without
@@ -25,7 +25,7 @@ _Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class _ArrayDescription:
-    """An array's description for other ranks: the split of its dims, by names of mesh dims."""
+    """An array's description for other ranks; ``dims`` has the mesh dims that split each dim."""
 
     dims: _Dims
     shape: tuple[int, ...]
@@ -33,10 +33,10 @@ class _ArrayDescription:
 
 
 class StageArrays:
-    """Joins the arrays of the stages along ``dim`` of ``mesh`` into one tree.
+    """A tree of the arrays of all stages along ``dim`` of ``mesh``.
 
-    ``mesh`` has the ranks of all stages. The tree has the same form if there is one stage only.
-    Raises MeshDimError for a mesh without ``dim``.
+    ``mesh`` has the ranks of all stages. With only one stage the tree has the same form. Raises
+    MeshDimError for a mesh without ``dim``.
     """
 
     def __init__(self, mesh: DeviceMesh, dim: str) -> None:
@@ -59,34 +59,35 @@ class StageArrays:
         return self._stages[self._pipeline.rank()]
 
     def state(self, own: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return the entries of all stages' ``own``, section by section. A collective.
+        """Return the merged sections of all stages' ``own``. A collective.
 
         ``own`` has this stage's sections. Each maps paths, which no other stage has, to DArrays,
-        arrays and other values. DArrays are split over dims that have their names in the mesh.
+        arrays and other values. The mesh dims that split DArrays have the same names in ``mesh``.
         Arrays are not copied.
         """
-        told = map_leaves(_told, own)
+        descriptions = map_leaves(_description, own)
         state: dict[str, dict[str, Any]] = {section: {} for section in own}
-        for stage, theirs in enumerate(gathered(told, self._pipeline)):
+        for stage, described in enumerate(gathered(descriptions, self._pipeline)):
             mesh = self._stages[stage]
-            mine = own if stage == self._pipeline.rank() else theirs
-            whole = map_leaves(partial(_standing_for, mesh), theirs, mine)
+            values = own if stage == self._pipeline.rank() else described
+            merged = map_leaves(partial(_global_array, mesh), described, values)
             for section, entries in state.items():
-                entries.update(whole[section])
+                entries.update(merged[section])
         return state
 
     def layout(self, own: Mapping[str, Any]) -> dict[str, Sharding]:
         """Return the shardings of the arrays in all stages' ``own``, by path. A collective."""
-        told = {path: _told(path, value) for path, value in own.items()}
+        descriptions = {path: _description(path, value) for path, value in own.items()}
         return {
             path: Sharding(self._stages[stage], P(*leaf.dims))
-            for stage, theirs in enumerate(gathered(told, self._pipeline))
-            for path, leaf in theirs.items()
+            for stage, described in enumerate(gathered(descriptions, self._pipeline))
+            for path, leaf in described.items()
             if isinstance(leaf, _ArrayDescription)
         }
 
 
-def _told(_: str, value: Any) -> Any:
+def _description(_: str, value: Any) -> Any:
+    """Return the description of an array, or any other value itself."""
     if not isinstance(value, DArray):
         return (
             _ArrayDescription((), tuple(value.shape), np.dtype(value.dtype))
@@ -98,8 +99,8 @@ def _told(_: str, value: Any) -> Any:
     return _ArrayDescription(dims, tuple(value.shape), np.dtype(value.dtype))
 
 
-def _standing_for(mesh: DeviceMesh, _: str, leaf: Any, own: Any) -> Any:
-    """Return ``leaf``, or for an array's description a DArray on the ranks of its stage.
+def _global_array(mesh: DeviceMesh, _: str, leaf: Any, own: Any) -> Any:
+    """Return a DArray on the stage's ranks for an array's description, or any other ``leaf``.
 
     ``own`` is this rank's array, or ``leaf`` itself if another stage has the array.
     """

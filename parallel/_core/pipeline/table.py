@@ -1,4 +1,4 @@
-"""A schedule as data: for each rank its actions in order, checked when the table is made."""
+"""Schedules as tables of actions, which are validated at construction."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _OVERLAPPED = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
 
 
 class ActionKind(enum.StrEnum):
-    """The kind of a computation. Backward is one action, or two: the second may come much later."""
+    """The kind of a computation. Backward is one action (B), or two (I and, later, W)."""
 
     FORWARD = "F"
     BACKWARD = "B"
     """The gradients of the input and of the parameters."""
     INPUT = "I"
-    """The gradient of the input alone, for which the stage before waits."""
+    """The gradient of the input only, for which the previous stage waits."""
     WEIGHT = "W"
-    """The gradients of the parameters alone, for which no stage waits."""
+    """The gradients of the parameters only, for which no stage waits."""
 
     @property
     def sends_back(self) -> bool:
-        """True if it gives the stage before its gradient."""
+        """True if the action sends a gradient to the previous stage."""
         return self is ActionKind.BACKWARD or self is ActionKind.INPUT
 
 
 class Action(NamedTuple):
-    """One computation: of ``stage``, of this ``kind``, on ``microbatch``; written ``0F3``."""
+    """A computation of a stage on a microbatch; its text form is ``0F3``."""
 
     stage: int
     kind: ActionKind
@@ -48,7 +48,7 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Return the action that ``str`` writes so; raise ValueError for anything else."""
+        """Return the action with this text form; raise ValueError for any other text."""
         match = _WRITTEN.fullmatch(text.strip())
         if match is None:
             raise ValueError(
@@ -58,9 +58,9 @@ class Action(NamedTuple):
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
     def needs(self, last_stage: int, split: bool) -> list[Action]:
-        """Return the actions that must have ended before this one begins.
+        """Return the actions that must end before this one begins.
 
-        ``split``: whether the next stage's backward of this microbatch is in two halves.
+        ``split`` is True if the next stage's backward of this microbatch is in two halves.
         """
         stage, kind, microbatch = self
         if kind is ActionKind.FORWARD:
@@ -77,17 +77,16 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """The actions of each rank, in order; ``simulate`` derives the times from it.
+    """A schedule: the actions of each rank, in order. ``simulate`` returns their times.
 
     Args:
-        ranks: For each rank of the pipeline its actions, in their order.
+        ranks: The actions of each rank of the pipeline, in order.
         name: The table's name in messages.
 
     Raises:
-        ValueError: For a table that no pipeline can run; it names the first error. Errors are a
-            missing stage or microbatch, and an action that is missing, comes twice, is on two
-            ranks, or is both whole and in halves. Another is an order in which ranks wait for each
-            other forever.
+        ValueError: For a table that no pipeline can run, naming the first error: a missing stage,
+            microbatch or action, an action that is listed twice, a stage on two ranks, a backward
+            that is both whole and in halves, or an order that deadlocks.
     """
 
     ranks: tuple[tuple[Action, ...], ...]
@@ -95,19 +94,19 @@ class ScheduleTable:
     stages: int = field(init=False)
     microbatches: int = field(init=False)
     rank_of: tuple[int, ...] = field(init=False)
-    """For each stage the rank that has it."""
+    """The rank of each stage."""
     _halves: frozenset[tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         everything = [action for actions in self.ranks for action in actions]
         if not everything:
-            raise ValueError(f"{self.name}: there are no actions")
-        put = object.__setattr__
-        put(self, "stages", 1 + max(action.stage for action in everything))
-        put(self, "microbatches", 1 + max(action.microbatch for action in everything))
-        put(self, "rank_of", self._place())
+            raise ValueError(f"{self.name} has no actions")
+        set_field = object.__setattr__
+        set_field(self, "stages", 1 + max(action.stage for action in everything))
+        set_field(self, "microbatches", 1 + max(action.microbatch for action in everything))
+        set_field(self, "rank_of", self._place())
         halves = ((a.stage, a.microbatch) for a in everything if a.kind is ActionKind.INPUT)
-        put(self, "_halves", frozenset(halves))
+        set_field(self, "_halves", frozenset(halves))
         self._check_whole(everything)
         self.in_time()
 
@@ -119,26 +118,26 @@ class ScheduleTable:
             for action in actions:
                 if ranks.setdefault(action.stage, rank) != rank:
                     raise ValueError(
-                        f"{self.name}: {action} is on rank {rank}, other actions of stage "
-                        f"{action.stage} on rank {ranks[action.stage]}; a stage has one rank"
+                        f"{self.name}: {action} is on rank {rank}, but other actions of stage "
+                        f"{action.stage} are on rank {ranks[action.stage]}; expected one rank"
                     )
         missing = [stage for stage in range(self.stages) if stage not in ranks]
         if missing:
             raise ValueError(
-                f"{self.name}: there are actions of stage {self.stages - 1}, and none of {missing}"
+                f"{self.name} has actions of stage {self.stages - 1}, but none of stages {missing}"
             )
         return tuple(ranks[stage] for stage in range(self.stages))
 
     def _check_whole(self, everything: Sequence[Action]) -> None:
-        """Raise unless each stage does each microbatch once: F and B, or F, I and W."""
-        there: set[Action] = set()
+        """Raise unless each stage has F and B, or F, I and W, once for each microbatch."""
+        found: set[Action] = set()
         for action in everything:
-            if action in there:
-                raise ValueError(f"{self.name}: {action} is there twice")
-            there.add(action)
+            if action in found:
+                raise ValueError(f"{self.name} has {action} twice")
+            found.add(action)
         for stage in range(self.stages):
             for microbatch in range(self.microbatches):
-                kinds = {kind for kind in ActionKind if Action(stage, kind, microbatch) in there}
+                kinds = {kind for kind in ActionKind if Action(stage, kind, microbatch) in found}
                 if kinds not in (
                     {ActionKind.FORWARD, ActionKind.BACKWARD},
                     set(ActionKind) - {ActionKind.BACKWARD},
@@ -149,14 +148,14 @@ class ScheduleTable:
                     )
 
     def needs(self, action: Action) -> list[Action]:
-        """Return the actions that must have ended before ``action`` begins."""
+        """Return the actions that must end before ``action`` begins."""
         next_is_split = (action.stage + 1, action.microbatch) in self._halves
         return action.needs(self.stages - 1, next_is_split)
 
     def in_time(self) -> list[tuple[int, Action]]:
-        """Return all actions, with their ranks, in an order in which they can be done.
+        """Return all (rank, action) in an order in which they can run.
 
-        Raises ValueError, naming what each rank waits for, if there is none.
+        Raises ValueError, naming the actions that each rank waits for, if the table deadlocks.
         """
         at = [0] * len(self.ranks)
         done: set[Action] = set()
@@ -177,34 +176,34 @@ class ScheduleTable:
             if at[rank] < len(actions)
         ]
         if stuck:
-            raise ValueError(f"{self.name}: this order has no end: {'; '.join(stuck)}")
+            raise ValueError(f"{self.name} deadlocks: {'; '.join(stuck)}")
         return order
 
     @property
     def digest(self) -> str:
-        """A hash of the table, the same for equal tables only."""
+        """A hash of the table, to compare tables between ranks."""
         return hashlib.sha256(self.to_csv().encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ files
 
     def to_csv(self) -> str:
-        """Return the table as text: a line a rank, its actions separated by commas."""
+        """Return the table as text: a line for each rank, with actions separated by commas."""
         return "".join(",".join(map(str, actions)) + "\n" for actions in self.ranks)
 
     @classmethod
     def from_csv(cls, source: str | Path, name: str | None = None) -> Self:
-        """Return the table in a file, in the notation of torch's compute-only CSV.
+        """Read a table from CSV in torch's compute-only format.
 
-        Each line is a rank. A cell is an action, such as ``0F3``, or empty where the rank idles.
-        Actions that torch overlaps, as in ``(0F3;1B2)OVERLAP_F_B``, run one after the other. A
-        ``0REDUCE_GRAD`` is skipped, because the reduction follows a stage's last action anyway.
+        Each line is a rank. A cell is an action, such as ``0F3``, or empty while the rank is idle.
+        Actions that torch overlaps, as in ``(0F3;1B2)OVERLAP_F_B``, run in sequence.
+        ``0REDUCE_GRAD`` is skipped, because the reduction always follows a stage's last action.
 
         Args:
-            source: The path of the file, or its text (which has a newline or a comma).
+            source: The path of the file, or the CSV text itself, which has a newline or a comma.
             name: The table's name in messages; by default the file's name.
 
         Returns:
-            The table, checked.
+            The table.
 
         Raises:
             ValueError: For a cell that is not a computation, naming line and column, or a table

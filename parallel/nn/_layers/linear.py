@@ -191,8 +191,7 @@ class Embedding(Module):
         count = self.num_embeddings
         if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= count):
             raise IndexError(
-                f"indices must lie in [0, {count}), got {int(indices.min())} to "
-                f"{int(indices.max())}"
+                f"indices must be in [0, {count}), got {int(indices.min())} to {int(indices.max())}"
             )
 
     def accumulate(self, rows: Array, grads: Array) -> None:

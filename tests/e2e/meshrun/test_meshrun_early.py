@@ -23,7 +23,7 @@ SLOW_TO_LOAD = """
             if name == "meshlib._launcher.options.arguments":
                 open("here", "w").close()
                 try:
-                    time.sleep(60)
+                    time.sleep(600)
                 except KeyboardInterrupt as error:  # as Python 3.11 does in __set_name__
                     raise RuntimeError("an import failed") from error
 
@@ -57,7 +57,7 @@ SLOW_TO_FORK = """
 def test_ctrl_c_before_anything_runs_is_quiet(meshrun, slow, start, message):
     """Python runs ``sitecustomize`` when it begins, in the launcher and in the ranks."""
     meshrun.script(slow, "sitecustomize.py")
-    script = meshrun.script("import time; time.sleep(60)")
+    script = meshrun.script("import time; time.sleep(600)")
     variables = {"PYTHONPATH": str(meshrun.folder)}
     launcher = meshrun.start("-n", "2", "--start", start, script, env=variables)
     assert meshrun.wait_for((meshrun.folder / "here").exists)

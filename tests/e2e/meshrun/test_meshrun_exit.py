@@ -29,7 +29,6 @@ def test_signals(meshrun, phase, number):
     process = start_and_wait(meshrun, phase)
     process.send_signal(number)
     result = meshrun.finish(process)
-    assert result.seconds < 30
     assert result.code == 128 + number
     assert result.err == f"meshrun: received {number.name}; ended ranks 0-2\n"
 
@@ -39,7 +38,6 @@ def test_a_rank_that_is_killed(meshrun, phase):
     process = start_and_wait(meshrun, phase)
     os.kill(int((meshrun.folder / "ready-0").read_text()), signal.SIGKILL)
     result = meshrun.finish(process)
-    assert result.seconds < 30
     assert result.code == 137
     last = result.err.splitlines()[-1]
     assert last.startswith("meshrun: rank 0 on ")
@@ -71,7 +69,6 @@ def test_normal_ends(meshrun, ending):
     """)
     result = meshrun.run("--nproc-per-node", "3", script)
     assert (result.code, result.out, result.err) == (0, "", "")
-    assert result.seconds < 30
 
 
 @pytest.mark.parametrize("line", ["raise ValueError('all')", "sys.exit(3)", "os._exit(3)"])
@@ -85,5 +82,4 @@ def test_all_ranks_fail_at_once(meshrun, line):
     """)
     result = meshrun.run("--nproc-per-node", "3", script)
     assert result.code in (1, 3)
-    assert result.seconds < 30
     assert result.err.count("Traceback") == ("raise" in line)

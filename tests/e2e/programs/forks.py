@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import sys
-import time
 import traceback
 
 import numpy as np
@@ -31,7 +30,6 @@ def refused(call, *arguments, **options):
 
 
 def in_child():
-    begin = time.monotonic()
     assert dist.get_rank() == 0 and dist.get_world_size() == 2
     refused(pending.wait)
     for group, store in zip(groups, stores, strict=True):
@@ -44,7 +42,6 @@ def in_child():
         refused(store.get, "key")
     dist.destroy_process_group()
     assert not dist.is_initialized()
-    assert time.monotonic() - begin < 30, time.monotonic() - begin
 
 
 def fork(work):

@@ -6,7 +6,6 @@ order: what the library leaves unordered comes out wrong.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -266,9 +265,7 @@ def test_issuing_an_async_call_never_waits_for_the_device() -> None:
         with driver.on(0, stream):
             x = fake_gpu.array(driver, np.ones(8, np.float32))
             driver.machine.hold(stream)
-            started = time.monotonic()
             work = dist.all_reduce(x, async_op=True)
-            assert time.monotonic() - started < 10
             assert not work.is_completed()
             driver.machine.release(stream)
             work.wait()

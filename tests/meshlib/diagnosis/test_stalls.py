@@ -72,15 +72,11 @@ def test_the_table_has_those_beside_a_tangle_too():
 
 def both_raise(program, size=2):
     def guarded():
-        started = time.monotonic()
         with pytest.raises(dist.CollectiveMismatchError) as caught:
             program()
-        return str(caught.value), time.monotonic() - started
+        return str(caught.value)
 
-    results = run_ranks(guarded, size)
-    # The job's deadline is a minute: whoever raises this soon was told.
-    assert max(seconds for _, seconds in results) < 30
-    return results[0][0]
+    return run_ranks(guarded, size)[0]
 
 
 def test_calls_on_two_groups_of_the_same_members():

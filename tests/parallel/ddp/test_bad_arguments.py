@@ -140,10 +140,10 @@ VALUES = [
     (lambda: nn.LayerNorm(4, eps=-1), "eps must be at least 0, got -1"),
     (
         lambda: nn.CrossEntropyLoss(label_smoothing=2),
-        r"label_smoothing must lie in .*1\], got 2",
+        r"label_smoothing must be in .*1\], got 2",
     ),
     (lambda: optim.SGD([{"params": [], "lr": -1}]), "lr must be at least 0, got -1"),
-    (lambda: adam(betas=(0.9, 1)), r"betas must both lie in \[0, 1\), got \(0.9, 1\)"),
+    (lambda: adam(betas=(0.9, 1)), r"betas must both be in \[0, 1\), got \(0.9, 1\)"),
     (
         lambda: load({"state": {7: {}}}),
         r"state is of parameters \[7\] too; this optimizer has 0 to 1",
@@ -177,7 +177,7 @@ def test_states_that_lack_something():
         [
             (
                 lambda: sgd().load_state_dict({}),
-                r"state lacks \['state', 'param_groups'\], has \[\]; expected what state_dict",
+                r"state lacks \['state', 'param_groups'\], has \[\]; expected the result of state_dict",
             ),
             (
                 lambda: load({"param_groups": [{}]}),
@@ -226,7 +226,7 @@ def test_among_ranks():
         check(types, TypeError)
         check(
             [
-                (lambda: zero.consolidate_state_dict(2), r"to must lie in \[0, 2\), .* got 2"),
+                (lambda: zero.consolidate_state_dict(2), r"to must be in \[0, 2\), .* got 2"),
                 (lambda: comm_hooks.PowerSGDState(random_seed=-1), "random_seed must be at least"),
             ],
             ValueError,

@@ -394,7 +394,7 @@ def test_bad_hierarchies():
         for periods, text in (
             ({}, "period_group_dict is empty"),
             ({0: mesh}, "period must be at least 1, got 0"),
-            ({4: mesh["a"], 2: mesh}, r"growing periods, got \[4, 2\]"),
+            ({4: mesh["a"], 2: mesh}, r"increasing periods, got \[4, 2\]"),
             ({2: mesh["a"], 4: mesh["b"]}, r"lacks ranks \[\d\] of"),
         ):
             with pytest.raises(ValueError, match=text):

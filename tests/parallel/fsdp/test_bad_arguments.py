@@ -82,7 +82,7 @@ def test_a_bad_argument_of_one_rank_is_named_on_all(bad, change, kind, text):
 def test_a_module_that_was_sharded_before_and_numbers():
     def program(mesh):
         model = fully_shard(make_mlp(), mesh)
-        with pytest.raises(ValueError, match="module FSDPSequential was fully sharded before"):
+        with pytest.raises(ValueError, match="module FSDPSequential is fully sharded already"):
             fully_shard(model, mesh)
         scalar = nn.LayerNorm(3)
         scalar.weight = nn.Parameter(np.float32(1) * np.ones(()))

@@ -268,13 +268,15 @@ def test_bad_arguments_are_named_while_tracing():
         x = jnp.ones((1, 3, 3, 4))
         with pytest.raises(ValueError, match="2 ranks has 3 positions of a sequence of 6, which"):
             ring_attention(x, x, x, None)
-        with pytest.raises(ValueError, match="q has 3 heads, which do not divide by the 2 ranks"):
+        with pytest.raises(
+            ValueError, match="q has 3 heads, which is not divisible by the 2 ranks"
+        ):
             ulysses_attention(x, x, x, None)
         with pytest.raises(ValueError, match="the heads of q a multiple of theirs"):
             ring_attention(x, x[:, :, :2], x[:, :, :2], None)
-        with pytest.raises(ValueError, match=r"dim 1 of x is 6 long, .* the 4 chunks"):
+        with pytest.raises(ValueError, match=r"dim 1 of x has length 6, .* the 4 zigzag chunks"):
             split_sequence(np.ones((2, 6)))
-        with pytest.raises(ValueError, match="dim 1 of x is 5 long, which does not divide by"):
+        with pytest.raises(ValueError, match="dim 1 of x has length 5, which is not divisible by"):
             split_sequence(np.ones((2, 5)), zigzag=False)
         with pytest.raises(ValueError, match=r"\[2, 5\] has no dim 2"):
             split_sequence(np.ones((2, 5)), dim=2)

@@ -107,7 +107,7 @@ def two_hooks(ddp):
         (bad_shape, ValueError, "it has ['w'] float64[5] where the wrapper's parameters has"),
         (bad_accumulated, ValueError, "accumulated['w'] is float64[5]; expected float64[4]"),
         (no_gradients, ValueError, "grads has 0 leaves; expected a gradient for each of the 1"),
-        (two_hooks, RuntimeError, "a communication hook was registered already"),
+        (two_hooks, RuntimeError, "a communication hook is registered already"),
         (lambda ddp: ddp.register_comm_hook(None, 3), TypeError, "hook must be callable"),
         (lambda _: DistributedDataParallel({"n": 3}), ValueError, "no leaf that is an array"),
         (

@@ -213,7 +213,9 @@ def test_only_rows_that_an_expert_takes_travel():
 def test_rows_for_which_there_is_no_room_are_an_error():
     def rank():
         move = jax.jit(lambda x: ex.exchange(x, jnp.array([1, 1]), jnp.array([1, 1]), None, 1))
-        with pytest.raises(jax.errors.JaxRuntimeError, match="2 rows come and 2 go; expected at"):
+        with pytest.raises(
+            jax.errors.JaxRuntimeError, match="2 rows to receive and 2 to send; expected at"
+        ):
             jax.block_until_ready(move(jnp.ones((3, 2))))
 
     run_ranks(rank, 2, timeout=60)
@@ -229,7 +231,7 @@ def test_bad_arguments_are_named_while_tracing():
         ex.mixture(lambda x, _: x, X, np.ones((24, 2)), np.ones((23, 2), int), EXPERTS)
 
     def rank():
-        with pytest.raises(ValueError, match="experts is 4, which does not divide by the 3 ranks"):
+        with pytest.raises(ValueError, match="experts is 4, which is not divisible by the 3 ranks"):
             layer(params, X, dist.init_device_mesh("cpu", (3,)))
 
     run_ranks(rank, 3, timeout=60)

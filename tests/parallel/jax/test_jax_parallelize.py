@@ -167,11 +167,19 @@ def test_equinox_modules():
 
 COLUMNS, UP = ColwiseParallel(), "blocks.0.up"
 BAD = [
-    ({"blocks.*.upp": COLUMNS}, ValueError, "which the tree does not have; near are 'blocks.1.up'"),
-    ({"blocks.*.up": COLUMNS, f"{UP}.w": COLUMNS}, ValueError, f"'{UP}.w' by both 'blocks.*.up'"),
+    (
+        {"blocks.*.upp": COLUMNS},
+        ValueError,
+        "which the tree does not have; similar names: 'blocks.1.up'",
+    ),
+    ({"blocks.*.up": COLUMNS, f"{UP}.w": COLUMNS}, ValueError, "both 'blocks.*.up'"),
     ({"head": PrepareModuleInput(Shard(1), Replicate())}, TypeError, "for 'head': a tree has no"),
     ({"head": "columns"}, TypeError, "plan['head'] must be a ParallelStyle"),
-    ({UP: COLUMNS}, ValueError, f"'{UP}.b' has shape (12,): axis 0 does not divide by the 5 ranks"),
+    (
+        {UP: COLUMNS},
+        ValueError,
+        f"'{UP}.b' has shape (12,): axis 0 is not divisible by the 5 ranks",
+    ),
 ]
 
 

@@ -281,7 +281,7 @@ def test_bad_arguments_name_themselves():
         nn.Linear(3, 0, rng=rng())
     with pytest.raises(ValueError, match=r"\(\.\.\., 3\), got \[2, 4\]"):
         nn.Linear(3, 2, rng=rng())(np.zeros((2, 4), "f4"))
-    with pytest.raises(ValueError, match=r"p must lie in \[0, 1\), got 1"):
+    with pytest.raises(ValueError, match=r"p must be in \[0, 1\), got 1"):
         nn.Dropout(1, rng=rng())
     with pytest.raises(ValueError, match="reduction"):
         nn.CrossEntropyLoss("none")

@@ -42,15 +42,15 @@ def raised_on_all(make, message, ranks=2):
     [
         (
             lambda: Schedule1F1B(stage(total=4), 4),
-            r"1F1B has one stage a rank, got 2",
+            r"1F1B has one stage per rank, got 2",
         ),
         (
             lambda: ScheduleInterleaved1F1B(stage(total=3), 4),
-            r"num_stages is 3, which does not divide by the 2 ranks of",
+            r"num_stages is 3, which is not divisible by the 2 ranks of",
         ),
         (
             lambda: ScheduleInterleaved1F1B([stage(total=4), stage(2 + dist.get_rank(), 4)], 5),
-            r"microbatches is 5, which does not divide into the 2 rounds",
+            r"microbatches is 5, which is not divisible by the 2 rounds",
         ),
         (
             lambda: ScheduleZBVZeroBubble([stage(total=4), stage(2 + dist.get_rank(), 4)], 4),
@@ -84,7 +84,7 @@ def raised_on_all(make, message, ranks=2):
             lambda: ScheduleGPipe(
                 stage(shared={"w": ["0.weight", "3.weight"][dist.get_rank()]}), 4
             ),
-            r"shared parameter 'w' is not the same everywhere: float64\[12, 6\] at stage 0, flo",
+            r"shared parameter 'w' differs between stages: float64\[12, 6\] at stage 0, flo",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_raised_on_all_ranks(make, message):
 def test_one_ranks_mistake_is_raised_on_all_ranks():
     raised_on_all(
         lambda: Schedule1F1B(stage(total=2 if dist.get_rank() else 4), 4),
-        r"1F1B has one stage a rank, got 2",
+        r"1F1B has one stage per rank, got 2",
     )
 
 
@@ -147,11 +147,11 @@ def test_batches_that_do_not_fit():
         records = call_queue_of(dist.group.WORLD).context.recorder.records
         before = len(records())
         for first, last, error, message in [
-            ((x[:6],), y, ValueError, r"args\[0\] has 6 rows, which do not divide into 4 micro"),
+            ((x[:6],), y, ValueError, r"args\[0\] has 6 rows, which is not divisible by 4 micro"),
             ((x[:0],), y, ValueError, r"args\[0\] has 0 rows"),
             ((3,), y, TypeError, r"args\[0\] must be an array whose first dim .* got int"),
             ((), y, ValueError, "step needs the batch on the rank of the first stage"),
-            ((x,), y[:7], ValueError, "target has 7 rows, which do not divide into 4"),
+            ((x,), y[:7], ValueError, "target has 7 rows, which is not divisible by 4"),
             ((x,), None, ValueError, "step needs the target on the rank of the last stage"),
             ((x,), [y, y[:3]], ValueError, r"target\[1\] has 3 rows"),
         ]:

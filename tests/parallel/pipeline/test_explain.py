@@ -58,11 +58,11 @@ def test_a_file(capsys, tmp_path):
         (["1f1b", "--stages", "2"], "1f1b needs --stages and --microbatches"),
         (["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "3"], "4 stages do not divi"),
         (["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "2"], "1F1B has one stage a"),
-        (["dualpipev", "--stages", "4", "--microbatches", "2"], "expects at least 4, two a rank"),
+        (["dualpipev", "--stages", "4", "--microbatches", "2"], "expects at least 4, two per rank"),
         (["1f1b", "--stages", "2", "--microbatches", "2", "--costs", "F=x"], "got 'F=x'"),
         (["1f1b", "--stages", "2", "--microbatches", "2", "--costs", "F=0"], "cost of 0F0 is 0"),
         (["there-is-no.csv"], "No such file"),
-        (["own.csv", "--stages", "2"], "own.csv says how many stages"),
+        (["own.csv", "--stages", "2"], "own.csv determines --stages"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, message, capsys):

@@ -69,10 +69,10 @@ def test_by_cost_counts_parameters_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("at", "error", "message"),
     [
-        (["2", "9"], ValueError, r"at\[1\] is '9', which names no layer; the layers are 0, 1.0, 1"),
-        (["2", "2"], ValueError, r"at\[1\] is '2', which does not come after '2'"),
-        (["4", "2"], ValueError, r"at\[1\] is '2', which does not come after '4.0'"),
-        (["0"], ValueError, r"at\[0\] is '0', which does not come after '0'"),
+        (["2", "9"], ValueError, r"at\[1\] is '9', which is not a layer; the layers are 0, 1.0, 1"),
+        (["2", "2"], ValueError, r"at\[1\] is '2'; expected a layer after '2'"),
+        (["4", "2"], ValueError, r"at\[1\] is '2'; expected a layer after '4.0'"),
+        (["0"], ValueError, r"at\[0\] is '0'; expected a layer after '0'"),
         ("2", TypeError, "at must be a list of names"),
     ],
 )
@@ -83,12 +83,12 @@ def test_wrong_names(at, error, message):
 
 def test_wrong_costs():
     for costs, message in [
-        ([1, 2], "costs has 2 entries, the model 12 layers"),
+        ([1, 2], "costs has 2 entries, but the model has 12 layers"),
         (lambda layer: -1.0, "the cost of layer 0 is -1"),
     ]:
         with pytest.raises(ValueError, match=message):
             split_by_cost(model(), 2, costs)
-    with pytest.raises(ValueError, match="num_stages is 13, the model has 12 layers"):
+    with pytest.raises(ValueError, match="num_stages is 13, but the model has only 12 layers"):
         split_by_cost(model(), 13)
     with pytest.raises(TypeError, match="model must be a Sequential"):
         split_by_cost(nn.ReLU(), 1)

@@ -116,12 +116,15 @@ def rows(*texts):
     [
         (rows("0F0 0B0", "1F0"), r"stage 1 has \['F'\] of microbatch 0; expected F and B, or"),
         (rows("0F0 0B0 0W0", "1F0 1B0"), r"stage 0 has \['B', 'F', 'W'\] of microbatch 0"),
-        (rows("0F0 0B0", "1F0 1B0 1B0"), "1B0 is there twice"),
-        (rows("0F0 0B0 1F0", "1B0"), "1B0 is on rank 1, other actions of stage 1 on rank 0"),
-        (rows("0F0 0B0", "2F0 2B0"), r"actions of stage 2, and none of \[1\]"),
+        (rows("0F0 0B0", "1F0 1B0 1B0"), "has 1B0 twice"),
+        (
+            rows("0F0 0B0 1F0", "1B0"),
+            "1B0 is on rank 1, but other actions of stage 1 are on rank 0",
+        ),
+        (rows("0F0 0B0", "2F0 2B0"), r"actions of stage 2, but none of stages \[1\]"),
         (rows("0F0 0F2 0B0 0B2"), "stage 0 has nothing of microbatch 1"),
         (rows("0F0 0B0", ""), "rank 1 has no actions"),
-        (rows(""), "there are no actions"),
+        (rows(""), "has no actions"),
         (
             rows("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
             "rank 0 at 0B0, which needs 1B0; rank 1 at 1F1, which needs 0F1",
@@ -155,7 +158,7 @@ def test_counts_are_checked():
             make(0, 4)
         with pytest.raises(TypeError, match="microbatches"):
             make(2, 2.5)
-    with pytest.raises(ValueError, match="5, which does not divide into the 2 rounds"):
+    with pytest.raises(ValueError, match="5, which is not divisible by the 2 rounds"):
         interleaved_1f1b(2, 5)
     with pytest.raises(ValueError, match="DualPipeV on 2 ranks expects at least 4"):
         dual_pipe_v(2, 3)
@@ -177,5 +180,5 @@ def test_all_orders_of_a_small_table_are_judged_right():
         if at == [4, 4]:
             assert ScheduleTable(row).stages == 2
         else:
-            with pytest.raises(ValueError, match="has no end"):
+            with pytest.raises(ValueError, match="deadlocks"):
                 ScheduleTable(row)

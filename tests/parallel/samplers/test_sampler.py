@@ -360,7 +360,7 @@ def test_bad_batches():
         DistributedBatchSampler(sampler, 0)
     with pytest.raises(ValueError, match="evaluation must not"):
         DistributedBatchSampler(sampler, 2, drop_last=True)
-    with pytest.raises(ValueError, match=r"num_batches must lie in \[0, 3\], got 4"):
+    with pytest.raises(ValueError, match=r"num_batches must be in \[0, 3\], got 4"):
         DistributedBatchSampler(sampler, 2).state_dict(4)
     with pytest.raises(ValueError, match="group_size"):
         LengthGroupedSampler([1, 2], 0, 1, 0)
@@ -373,7 +373,7 @@ def test_bad_arguments():
         DistributedSampler([1, 2, 3], 4, 0)
     with pytest.raises(ValueError, match="dataset has 0 samples"):
         DistributedSampler([], 1, 0, evaluation=True)
-    with pytest.raises(ValueError, match=r"rank must lie in \[0, 4\), got 4"):
+    with pytest.raises(ValueError, match=r"rank must be in \[0, 4\), got 4"):
         DistributedSampler(10, 4, 4)
     with pytest.raises(ValueError, match="num_replicas=4, rank=None"):
         DistributedSampler(10, 4)
@@ -386,7 +386,7 @@ def test_bad_arguments():
         DistributedSampler(11, 2, 0).load_state_dict(state)
     with pytest.raises(ValueError, match="seed was 0 and is 1 now"):
         DistributedSampler(10, 2, 0, seed=1).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"num_consumed must lie in \[0, 5\], got 6"):
+    with pytest.raises(ValueError, match=r"num_consumed must be in \[0, 5\], got 6"):
         DistributedSampler(10, 2, 0).state_dict(num_consumed=6)
 
 

@@ -145,9 +145,9 @@ def test_shards_make_the_whole_layer_again(bias):
 
 def test_sizes_that_do_not_divide_are_refused_with_both_numbers():
     def job():
-        with pytest.raises(ValueError, match="out_features of '' is 7, which does not divide by"):
+        with pytest.raises(ValueError, match="out_features of '' is 7, which is not divisible by"):
             parallelize(nn.Linear(4, 7, rng=rng()), None, {"": ColwiseParallel()})
-        with pytest.raises(ValueError, match="in_features of '' is 7, which does not divide by"):
+        with pytest.raises(ValueError, match="in_features of '' is 7, which is not divisible by"):
             parallelize(nn.Linear(7, 4, rng=rng()), None, {"": RowwiseParallel()})
         style = RowwiseParallel(input_layouts=Replicate())
         layer = parallelize(nn.Linear(8, 4, rng=rng()), None, {"": style})

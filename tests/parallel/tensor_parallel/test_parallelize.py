@@ -214,19 +214,19 @@ def test_wrong_plans_are_refused_before_anything_happens():
     refused(
         {"head": ColwiseParallel(), "blocks.*.atention": SequenceParallel()},
         ValueError,
-        r"'blocks\.\*\.atention', which no module has; near are 'blocks\.",
+        r"'blocks\.\*\.atention', which no module has; similar names: 'blocks\.",
     )
     refused(
         {"blocks.*.up": ColwiseParallel(), "blocks.0.*": SequenceParallel()},
         ValueError,
-        r"means 'blocks.0.up' by both 'blocks\.\*\.up' and 'blocks\.0\.\*'",
+        r"both 'blocks\.\*\.up' and 'blocks\.0\.\*' of plan match 'blocks.0.up'",
     )
     refused(
         {"norm": ColwiseParallel()}, TypeError, "splits an nn.Linear; 'norm' is of type RMSNorm"
     )
     refused({**plan, "head": 3}, TypeError, r"plan\['head'\] must be a ParallelStyle")
     refused([plan], TypeError, "plan must be a dict")
-    refused(plan, ValueError, "num_embeddings of 'embedding' is 24, which does not divide by", 5)
+    refused(plan, ValueError, "num_embeddings of 'embedding' is 24, which is not divisible by", 5)
     tied = {"embedding": RowwiseParallel(), "head": RowwiseParallel()}
 
     def program():

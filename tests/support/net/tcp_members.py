@@ -21,7 +21,6 @@ from transport._tcp.meeting.address import Address
 from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
 from transport._waiting.deadline import Deadline
 
-SOON = LONG / 3
 SECRET = b"secret of the tests"
 
 

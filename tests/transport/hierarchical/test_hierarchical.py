@@ -35,7 +35,6 @@ from transport._inproc.communicator import InprocCommunicator
 from transport._operands.flat import part_bounds
 from transport._operands.reduce_op import Flat, ReduceOp, premul_sum
 
-SOON = LONG / 3
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 PLACEMENTS = ["aab", "aabb", "abab", "aaabc", "abcab", "aabbcc", "bacbab"]
 """By rank, the hosts: contiguous or not, equally full or not."""
@@ -382,10 +381,8 @@ def test_members_of_one_host_that_disagree_raise(hosts: str) -> None:
             return differs and hosts[error.peer] == hosts[member.rank]
         return False
 
-    begin = time.monotonic()
     named = run_group(on_hosts(hosts), len(hosts), body, TABLE)
     assert any(named)
-    assert time.monotonic() - begin < SOON
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abab", "aaabc"])
@@ -396,7 +393,7 @@ def test_one_failure_ends_the_call_on_all_levels(hosts: str, victim: int, in_ord
     n = len(hosts)
     started = threading.Barrier(n, timeout=LONG)
 
-    def body(member: Member) -> float:
+    def body(member: Member) -> None:
         member.all_reduce(np.ones(LARGE, F32), ReduceOp.SUM)
         started.wait()
         if member.rank == victim:
@@ -405,13 +402,12 @@ def test_one_failure_ends_the_call_on_all_levels(hosts: str, victim: int, in_ord
                 member.comm.close()
             else:
                 member.comm.abort("it is the victim")
-            return 0.0
+            return
 
         def reduce_until_it_fails() -> None:
             while True:  # the first may be done without the victim's last word
                 member.all_reduce(np.ones(LARGE, F32), ReduceOp.SUM)
 
-        begin = time.monotonic()
         with pytest.raises((PeerLostError, CommunicatorAbortedError)) as error:
             reduce_until_it_fails()
         if isinstance(error.value, PeerLostError):
@@ -419,9 +415,8 @@ def test_one_failure_ends_the_call_on_all_levels(hosts: str, victim: int, in_ord
         member.comm.abort("a member is gone")
         with pytest.raises(CommunicatorAbortedError, match="a member is gone"):
             member.barrier()
-        return time.monotonic() - begin
 
-    assert max(run_group(on_hosts(hosts), n, body, TABLE)) < SOON
+    run_group(on_hosts(hosts), n, body, TABLE)
 
 
 def test_a_missing_member_is_named() -> None:
@@ -462,10 +457,8 @@ def test_an_abort_ends_the_wait_for_missing_members() -> None:
             return
         aborter = threading.Timer(0.3, member.comm.abort, ["enough of this"])
         aborter.start()
-        begin = time.monotonic()
         with pytest.raises(CommunicatorAbortedError, match="enough of this"):
             member.barrier()
-        assert time.monotonic() - begin < SOON
         aborter.join(LONG)
         gate.wait()
 

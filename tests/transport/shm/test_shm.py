@@ -130,7 +130,6 @@ def test_a_peer_that_leaves_in_the_middle_of_a_transfer_is_missed(leave: str, ki
                 member.all_reduce(buffer, ReduceOp.MAX)
 
     def body(member: Member) -> None:
-        started = time.monotonic()
         if member.rank == 2:
             act: Any = getattr(member.comm, leave)
             timer = threading.Timer(0.2, act, ["enough"] if leave == "abort" else [])
@@ -142,7 +141,6 @@ def test_a_peer_that_leaves_in_the_middle_of_a_transfer_is_missed(leave: str, ki
             with pytest.raises(PeerLostError):
                 endless(member)
             member.comm.abort("a member left")
-        assert time.monotonic() - started < LONG
 
     run_group(SHM, n, body)
 

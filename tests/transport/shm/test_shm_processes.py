@@ -20,8 +20,6 @@ pytestmark = pytest.mark.processes
 
 HERE = Path(__file__).parent
 SECONDS = 60.0
-SOON = 30.0
-"""A death that takes longer to be noticed was not noticed, but timed out."""
 
 
 @pytest.fixture
@@ -89,7 +87,6 @@ def test_a_killed_rank_is_missed_by_all_and_nothing_of_it_remains(
     assert results[VICTIM] is None
     survivors = [result for result in results if result is not None]
     assert len(survivors) == len(results) - 1
-    assert all(result["seconds"] < SOON for result in survivors)
     # The first to notice leaves, and may be missed by the other before the victim is.
     lost = [result["lost"] for result in survivors]
     assert VICTIM in lost

@@ -8,7 +8,6 @@ import queue
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -199,11 +198,9 @@ def test_a_crowd_of_silent_connections_keeps_nobody_out(door: Door) -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(crowd):
                 stack.enter_context(door.knock())
-            before = time.monotonic()
             with door.enter() as sock:
                 assert sock.recv(1) == WELCOME
                 door.expect()
-            assert time.monotonic() - before < LONG / 3
             # Most have been dropped for newer ones already.
             assert len(os.listdir("/proc/self/fd")) < crowd + 2000
     finally:

@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.net.tcp_members import (
     SECRET,
-    SOON,
     all_reduce,
     enter,
     forge_address,
@@ -180,11 +179,9 @@ def test_a_deadline_ends_connecting(
     store: HashStore, obstacle: Any, wait: Callable[[Member, float], None]
 ) -> None:
     with obstacle(store), member_of(store, 1, (5, 6)) as member:
-        began = time.monotonic()
         with pytest.raises(CommunicatorTimeoutError, match="rank 5") as late:
             wait(member, 0.3)
         assert late.value.peer == 0
-        assert time.monotonic() - began < SOON
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
@@ -193,12 +190,10 @@ def test_abort_ends_connecting(
     store: HashStore, obstacle: Any, wait: Callable[[Member, float], None]
 ) -> None:
     with obstacle(store), member_of(store, 1) as member:
-        began = time.monotonic()
         timer = threading.Timer(0.3, member.comm.abort, ["never mind"])
         timer.start()
         with pytest.raises(CommunicatorAbortedError, match="never mind"):
             wait(member, LONG)
-        assert time.monotonic() - began < SOON
         timer.join()
 
 

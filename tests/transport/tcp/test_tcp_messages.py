@@ -15,7 +15,6 @@ from transport._errors import CommunicatorAbortedError, CommunicatorTimeoutError
 from transport._tcp import TcpCommunicator
 from transport._tcp.inbox import MessageWorker
 
-SOON = LONG / 3
 TCP = Transport("tcp", TcpCommunicator)
 LARGE = 3_000_000
 
@@ -216,10 +215,8 @@ def test_whoever_reads_learns_of_the_end(how: str, whose: str) -> None:
             end = member.comm.close if how == "close" else lambda: member.comm.abort("enough")
             threading.Timer(0.1, end).start()
         expected = CommunicatorAbortedError if whose == "own" else PeerLostError
-        began = time.monotonic()
         with pytest.raises(expected):
             member.recv(number(0), 0)
-        assert time.monotonic() - began < SOON
 
     run_two(zero, one)
 

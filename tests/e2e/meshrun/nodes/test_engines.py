@@ -68,7 +68,7 @@ def test_ranks_that_slurm_ends_first_have_not_failed(meshrun):
     script = meshrun.script("""
         import os, time
         open(f"ready{os.environ['RANK']}", "w").close()
-        time.sleep(60)
+        time.sleep(600)
     """)
     flags = ("--nproc-per-node", "2", "--max-restarts", "3", "--start", "exec")
     job = meshrun.start(*flags, script, env=STEP | meshrun.long_windows())

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -318,10 +317,8 @@ def test_a_host_that_is_cut_off_is_named_by_the_others(meshrun, network, start_h
     hosts = start_hosts(MEET_FOREVER, "--rdzv-conf", "heartbeat_timeout=5")
     wait_until_running(meshrun)
     last = len(hosts) - 1
-    begin = time.monotonic()
     network.cut_off(last)
     results = finish(meshrun, hosts)
-    assert time.monotonic() - begin < 60
     assert all(result.code == 1 for result in results)
     for result in results[:last]:
         lines = result.err.splitlines()

@@ -19,7 +19,7 @@ def ready():
 def init():
     if os.environ["RANK"] == "0":
         ready()
-        time.sleep(60)  # the others wait for it
+        time.sleep(600)  # the others wait for it
     ready()
     dist.init_process_group()
 
@@ -30,7 +30,7 @@ def collective():
     dist.all_reduce(x)
     ready()
     if dist.get_rank() == 0:
-        time.sleep(60)
+        time.sleep(600)
     dist.all_reduce(x)
 
 
@@ -42,7 +42,7 @@ def outstanding():
         for _ in range(3):
             dist.all_reduce(x, async_op=True)
     ready()
-    time.sleep(60)
+    time.sleep(600)
 
 
 def receive():

@@ -20,11 +20,10 @@ def expect(error, *texts):
 
 
 def fails(call):
-    begin = time.monotonic()
     try:
         call()
     except dist.DistError as error:
-        return error, time.monotonic() - begin
+        return error
     raise AssertionError("nothing was raised")
 
 
@@ -33,8 +32,8 @@ for each in pair:
     for _ in range(2):
         dist.all_reduce(np.ones(2), group=each)
 # Another dtype.
-error, took = fails(lambda: dist.all_reduce(np.ones(2, ("f4", "f8")[rank]), group=pair[0]))
-assert expect(error, "float32", "float64", __file__) == "CollectiveMismatchError" and took < 30
+error = fails(lambda: dist.all_reduce(np.ones(2, ("f4", "f8")[rank]), group=pair[0]))
+assert expect(error, "float32", "float64", __file__) == "CollectiveMismatchError"
 # A rank that comes late, past what is worth looking for, and then one that does not come.
 if rank:
     time.sleep(0.3)
@@ -45,11 +44,11 @@ if rank:
 dist.barrier(pair[1])
 pair[2].set_timeout(0.5)
 if rank == 0:
-    error, took = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
-    assert expect(error, "rank 1") == "CollectiveTimeoutError" and took < 30, took
+    error = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
+    assert expect(error, "rank 1") == "CollectiveTimeoutError"
 else:
     wait_for_failure(pair[2])
-    error, _ = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
+    error = fails(lambda: dist.all_reduce(np.ones(2), group=pair[2]))
     assert expect(error, "rank 1") == "CollectiveTimeoutError"
 assert call_queue_of(pair[2]).state.fast_path is None
 print("raised", flush=True)

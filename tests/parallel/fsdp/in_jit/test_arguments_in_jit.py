@@ -41,8 +41,8 @@ def test_wrong_meshes_and_trees():
         with pytest.raises(TypeError, match="mesh must be a DeviceMesh"):
             fsdp.shard(ONES, None)
         for layers, kind, text in [
-            (["w"], TypeError, r"rank \d: layers: w is a ndarray, which cannot be called"),
-            (["v.*"], ValueError, r"rank \d: layers has 'v.\*', which no leaf is below"),
+            (["w"], TypeError, r"rank \d: layers: w is a ndarray, which is not callable"),
+            (["v.*"], ValueError, r"rank \d: layers has 'v.\*', which matches no node"),
         ]:
             with pytest.raises(kind, match=text):
                 fsdp.shard(ONES, mesh, layers=layers)

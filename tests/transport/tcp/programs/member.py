@@ -26,5 +26,5 @@ with (
         else:
             member.recv(ones(), victim)
     except PeerLostError as error:
-        print(f"lost {error.peer} at {time.monotonic()}: {error}", flush=True)
+        print(f"lost {error.peer}: {error}", flush=True)
         member.comm.abort(str(error))
