@@ -3,8 +3,8 @@
     python examples/convert_torch_dcp.py from-dcp DCP_FOLDER FOLDER --step 100
     python examples/convert_torch_dcp.py to-dcp FOLDER DCP_FOLDER
 
-Runs in one process; needs torch. However the tensors were sharded, the result loads on any mesh.
-The tree stays the same: tensors become arrays, numbers and strings stay.
+Runs in one process; needs torch. The result loads on any mesh, whatever the tensors' sharding was.
+Tensors become arrays; the tree, numbers and strings stay the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshlib.checkpoint import load, save
 
 
 def from_dcp(source: Path, folder: Path, step: int) -> str:
-    """Write what DCP saved in ``source`` into ``folder``; return the checkpoint's path."""
+    """Convert the DCP checkpoint ``source`` to one in ``folder``; return its path."""
     metadata = dcp.FileSystemReader(source).read_metadata()
     flat: dict[str, Any] = {
         name: torch.empty(kind.size, dtype=kind.properties.dtype)
@@ -39,19 +39,19 @@ def from_dcp(source: Path, folder: Path, step: int) -> str:
 
 
 def to_dcp(folder: Path, target: Path) -> None:
-    """Write the newest checkpoint in ``folder`` as DCP does into ``target``."""
+    """Convert the newest checkpoint in ``folder`` to a DCP checkpoint in ``target``."""
     dcp.save(mapped(load(folder), to_tensor), checkpoint_id=target, no_dist=True)
 
 
 def nested(leaves: dict[tuple[Any, ...], Any]) -> Any:
-    """Return the tree with these leaves: dicts, and lists where the keys are 0, 1, 2, …"""
+    """Return the tree with these leaves: dicts, or lists if the keys are 0, 1, 2, …"""
     if list(leaves) == [()]:
         return leaves[()]
     parts: dict[Any, dict[tuple[Any, ...], Any]] = {}
     for (key, *rest), leaf in leaves.items():
         parts.setdefault(key, {})[tuple(rest)] = leaf
     children = {key: nested(part) for key, part in parts.items()}
-    # DCP's paths have numbers for the places in lists, and keep those of dicts as they are.
+    # DCP's paths have list indices as integers, and dict keys unchanged.
     return (
         [children[i] for i in range(len(children))]
         if set(children) == {*range(len(children))}
@@ -89,12 +89,12 @@ def to_tensor(leaf: Any) -> Any:
 
 
 def main() -> None:
-    """Convert as the command line says."""
+    """Convert in the direction given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("direction", choices=["from-dcp", "to-dcp"])
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--step", type=int, default=0, help="of the new checkpoint")
+    parser.add_argument("--step", type=int, default=0, help="step of the new checkpoint")
     args = parser.parse_args()
     if args.direction == "from-dcp":
         print(from_dcp(args.source, args.target, args.step))

@@ -56,7 +56,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1:2}: loss {mean:.4f}")
 
-    # Each test image is seen by exactly one rank; the counts add up to the whole.
+    # Each rank has its share of the test images, and the ranks sum their counts.
     model.eval()
     share = test[list(DistributedSampler(test, mesh=mesh, evaluation=True))]
     correct = np.array((model(images[share]).argmax(axis=-1) == labels[share]).sum())

@@ -2,11 +2,11 @@
 
     meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
-The data are scikit-learn's ``load_digits``: 1,797 scans of 8 × 8 pixels. Batches are shared by the
-replicas (dp), the hidden layer is split over the ranks of one replica (tp). Everything is float64,
-so that the only difference to one process is the order of additions. Any mesh will do: ``--mesh
-dp=3`` or ``--mesh tp=4`` replaces the one in the file. With ``--checkpoints DIR`` it saves
-checkpoints, and resumes from the newest one there, which may be from another mesh.
+The data are scikit-learn's ``load_digits``: 1,797 scans of 8 × 8 pixels. The replicas (dp) share
+batches, and the ranks of one replica (tp) share the hidden layer. Everything is float64, so only
+the order of additions differs from one process. ``--mesh dp=3`` or ``--mesh tp=4``, for example,
+replaces the mesh in the file. With ``--checkpoints DIR`` the program saves checkpoints, and resumes
+from the newest one, which may be from another mesh.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def load_digits(seed: int) -> tuple[Digits, Digits]:
 
 
 def make_model(hidden: int, seed: int, tp: DeviceMesh | None) -> nn.Sequential:
-    """Return the classifier: the whole one without ``tp``, else this rank's part of it."""
+    """Return the whole classifier, or with ``tp`` this rank's part of it."""
     rng = np.random.default_rng(seed)
     wide = nn.Linear(64, hidden, rng=rng, dtype="float64")
     narrow = nn.Linear(hidden, 64, rng=rng, dtype="float64")
@@ -98,7 +98,7 @@ class Saving:
     def resume(
         self, model: nn.Module, optimizer: optim.Optimizer, sampler: DistributedSampler
     ) -> list[float]:
-        """Resume from the newest checkpoint, if there is one; return the losses until then."""
+        """Resume from the newest checkpoint, if any; return the losses of the steps before it."""
         if self.checkpoints.latest() is None:
             return []
         like = {**global_layout(model, optimizer), "sampler": ..., "losses": ...}
@@ -175,13 +175,13 @@ def full_batches(sampler: DistributedSampler, size: int) -> Iterator[np.ndarray]
 
 
 def count_correct(model: nn.Module, data: Digits, indices: list[int]) -> int:
-    """Return how many of the images are classified right."""
+    """Return the number of images that the model classifies correctly."""
     model.eval()
     return int((model(data.images[indices]).argmax(axis=-1) == data.labels[indices]).sum())
 
 
 def gather_whole(model: nn.Sequential, hidden: int, seed: int) -> nn.Sequential:
-    """Return the model with its split layers put together again. Every rank calls it."""
+    """Return the model with whole layers. Every rank calls it."""
     whole = make_model(hidden, seed, tp=None)
     whole.load_state_dict(model.state_dict())
     return whole
@@ -212,8 +212,8 @@ def main() -> None:
     """Train on the mesh, evaluate, and compare with one process."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, default=HERE / "digits_2d.toml")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="where the picture goes")
-    parser.add_argument("--checkpoints", type=Path, help="save here, and go on from what is here")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
+    parser.add_argument("--checkpoints", type=Path, help="save here, and resume from here")
     parser.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--stop-after", type=int, help="stop after this many steps")
     args = parser.parse_args()
@@ -225,9 +225,9 @@ def main() -> None:
     mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     dp, tp = replicas_and_tp(mesh)
     if settings.batch_size % dp.size():
-        file.wrong("train", "batch_size", f"which does not divide by {dp.size()} replicas")
+        file.wrong("train", "batch_size", f"which is not divisible by {dp.size()} replicas")
     if hidden % tp.size():
-        file.wrong("model", "hidden", f"which does not divide by the {tp.size()} ranks of tp")
+        file.wrong("model", "hidden", f"which is not divisible by the {tp.size()} ranks of tp")
     first = dist.get_rank() == 0
     training, test = load_digits(seed)
 

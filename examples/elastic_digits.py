@@ -1,9 +1,9 @@
-"""Training that loses ranks and goes on: kill some of them, and see others come.
+"""Elastic training: it continues when ranks are killed, and replaces them.
 
     meshrun --mesh dp=4 --replace 10 examples/elastic_digits.py
 
-The processes' numbers are printed: `kill -9` one of them. Or let the program do it, with
-`--lose RANK:STEP`. The result is the same as without.
+The program prints the process numbers: `kill -9` one of them, or pass `--lose RANK:STEP`. The
+result is the same as without a loss.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ def main() -> None:
     """Train a small network on handwritten digits."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
-    parser.add_argument("--lose", default="", metavar="RANK:STEP", help="lose a rank at a step")
+    parser.add_argument(
+        "--batch-size", type=int, default=128, help="samples per step on all ranks together"
+    )
+    parser.add_argument("--lose", default="", metavar="RANK:STEP", help="kill a rank at a step")
     args = parser.parse_args()
-    rank = int(os.environ["RANK"])  # one that comes later has a number of its own
+    rank = int(os.environ["RANK"])  # a replacement has a new number
 
     dist.init_process_group(timeout=30)
     mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`

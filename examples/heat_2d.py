@@ -15,17 +15,17 @@ import numpy as np
 import meshlib as dist
 
 HOT = 24
-"""Cells along each side of the corner that is hot at the beginning."""
+"""The side of the initially hot corner, in cells."""
 
 
 def step(block: np.ndarray) -> None:
-    """Let heat flow for one step, into the inner cells from the four cells around each."""
+    """Update the inner cells by one step of the heat equation."""
     around = block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:]
     block[1:-1, 1:-1] += 0.2 * (around - 4 * block[1:-1, 1:-1])
 
 
 def main() -> None:
-    """Heat one corner of a cold plate, and say how warm the plate is."""
+    """Heat one corner of a cold plate, and print the temperatures at the end."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cells", type=int, default=64, help="cells of a block along each dim")
     parser.add_argument("--steps", type=int, default=500)

@@ -11,7 +11,7 @@ import meshlib as dist
 
 
 def show(line: str) -> None:
-    """Print ``line`` once if it is the same on all ranks, else the line of each rank."""
+    """Print ``line`` once if it is the same on all ranks, else each rank's line."""
     lines: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(lines, line)
     if dist.get_rank() > 0:

@@ -1,9 +1,9 @@
-"""One training step of one rank of 4096, on this machine: its calls, bytes, memory and time.
+"""Profile a training step of one rank of 4096 on this machine: calls, bytes, memory and time.
 
     python examples/one_rank.py --rank 17
 
-The other 4095 ranks do not exist (``backend="fake"``). The mesh is 16 replicas of 32 shards, with
-layers split over 8 ranks: dp_replicate=16, dp_shard=32, tp=8. The model is a stack of MLPs.
+The other 4095 ranks do not exist (``backend="fake"``). The mesh has 16 replicas of 32 shards, and
+each layer is split over 8 ranks: dp_replicate=16, dp_shard=32, tp=8. The model is a stack of MLPs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_model(width: int, layers: int, mesh: DeviceMesh) -> nn.Sequential:
 
 
 def main() -> None:
-    """Make the model, and profile its second step: the first one allocates."""
+    """Make the model, and profile its second step, because the first one allocates."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--width", type=int, default=256)

@@ -1,10 +1,10 @@
-"""A transport of one's own, complete: queues between threads of one process.
+"""A complete custom transport: queues between threads of one process.
 
     python examples/queue_transport.py
 
-It is made of ``transport``'s public names alone; docs/inside/adding-a-transport.md explains them.
-All collectives come from ``LinkCommunicator``. This file only moves frames from one member to
-another, and tells the others when a member has left.
+It uses only public names of ``transport``, which docs/inside/adding-a-transport.md explains. All
+collectives come from ``LinkCommunicator``. This file only moves frames between members, and
+notifies the others when a member has left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from transport import (
 
 
 class Wire:
-    """The frames on their way from one member to another."""
+    """A queue of frames from one member to another."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -44,7 +44,7 @@ class Wire:
         self.ended = False
 
     def put(self, packed: bytes, data: memoryview) -> bool:
-        """Add a frame; return False if an end has left."""
+        """Add a frame; return False if the sender or the receiver has left."""
         with self._changed:
             if not self.ended:
                 self._frames.append((packed, bytes(data)))
@@ -52,13 +52,13 @@ class Wire:
             return not self.ended
 
     def take(self, deadline: Deadline) -> tuple[bytes, bytes] | None:
-        """Return the next frame; None past the deadline, and when no more comes."""
+        """Return the next frame, or None past the deadline or after the last frame."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self.ended, deadline.remaining())
             return self._frames.popleft() if self._frames else None
 
     def end(self, at_once: bool) -> None:
-        """Wake both ends. Frames that were sent still arrive, unless it ends at once."""
+        """Wake both ends. Frames that were sent still arrive, unless ``at_once``."""
         with self._changed:
             self.ended = True
             if at_once:
@@ -83,7 +83,7 @@ class Hub:
             return wire
 
     def mailbox(self, membership: Membership, rank: int) -> Mailbox:
-        """Return the mailbox of the member ``rank``, which need not be there yet."""
+        """Return the mailbox of the member ``rank``, which may not have joined yet."""
         with self._lock:
             if rank not in self._mailboxes:
                 box = self._mailboxes[rank] = Mailbox(replace(membership, rank=rank))
@@ -92,7 +92,7 @@ class Hub:
             return self._mailboxes[rank]
 
     def leave(self, rank: int, error: Exception, at_once: bool) -> None:
-        """Take the member ``rank`` out: calls that wait for it raise ``error``."""
+        """Remove the member ``rank``; calls that wait for it raise ``error``."""
         with self._lock:
             self._left.setdefault(rank, error)
             wires = [wire for ends, wire in self._wires.items() if rank in ends]
@@ -104,7 +104,7 @@ class Hub:
 
 
 class Sent(Request):
-    """A frame that a wire has copied: its memory may be reused at once."""
+    """The request of a sent frame. The wire has copied it, so its memory may be reused at once."""
 
     def __init__(self) -> None:
         self.done = True
@@ -114,7 +114,7 @@ class Sent(Request):
 
 
 class Received(Request):
-    """A frame that ``link`` is to receive into ``into``."""
+    """The request to receive a frame into ``into`` over ``link``."""
 
     def __init__(self, link: QueueLink, call: Call, into: memoryview) -> None:
         self.link, self.call, self.into = link, call, into
@@ -139,7 +139,7 @@ class QueueLink(Link):
         self._posted: deque[Received] = deque()
 
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> Request:
-        # Frames of one link are posted in the same order at both ends, so no tag is needed.
+        # Both ends post the frames of a link in the same order, so no tag is needed.
         if not self._outward.put(call.packed, data):
             raise self._gone()
         return Sent()
@@ -150,7 +150,7 @@ class QueueLink(Link):
         return received
 
     def receive(self, awaited: Received) -> None:
-        """Receive the frames that were posted, up to the one that is awaited."""
+        """Receive the posted frames, in order, up to ``awaited``."""
         try:
             while not awaited.done:
                 first = self._posted[0]
@@ -182,7 +182,7 @@ class QueueLink(Link):
 class QueueCommunicator(LinkCommunicator):
     """A transport between threads of one process."""
 
-    tuned_as = "queues"  # which nobody has tuned: it takes the usual algorithms
+    tuned_as = "queues"  # has no tuning, so the default algorithms apply
 
     def __init__(self, membership: Membership) -> None:
         self.hub = membership.store.in_process("queues", Hub)
@@ -218,7 +218,7 @@ class QueueCommunicator(LinkCommunicator):
 
 
 def main() -> None:
-    """Average over the new transport, as four threads."""
+    """Average over the new transport."""
     x = np.full(3, float(dist.get_rank()))
     dist.all_reduce(x, dist.ReduceOp.AVG)
     if dist.get_rank() == 0:

@@ -1,11 +1,11 @@
-"""Ranks whose inputs run out at different times, trained to the same model nevertheless.
+"""Data parallel training in which ranks run out of inputs at different times.
 
     meshrun --mesh dp=3 examples/uneven_inputs.py
 
 It runs on any mesh. Each rank has its own images, and some ranks have three times as many as
-others. Without ``join`` the first rank to finish would leave the others waiting; with it, that rank
-takes part in their calls until all are done. The loop also uses gradient accumulation, a sharded
-optimizer, and a collective of its own.
+others. Without ``join`` the other ranks would wait for the first rank to finish. With ``join``,
+that rank takes part in their calls until all are done. The loop also uses gradient accumulation, a
+sharded optimizer, and a collective of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import meshlib as dist
 from parallel import DistributedDataParallel, ZeroRedundancyOptimizer, nn, optim
 
 BATCH = 32
-ACCUMULATE = 2  # microbatches a step
+ACCUMULATE = 2  # microbatches per step
 
 
 def own_images(rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def own_images(rank: int, ranks: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def main() -> None:
-    """Train a small network on handwritten digits that are unevenly spread."""
+    """Train a small network on unevenly spread handwritten digits."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=20)
     args = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
 
     for epoch in range(args.epochs):
         shuffled = order.permutation(len(labels))
-        seen = np.zeros(2)  # images, and the sum of their losses, over all ranks
+        totals = np.zeros(2)  # images, and the sum of their losses, over all ranks
         with model.join(divide_by_initial_world_size=False, optimizer=optimizer):
             for step in range(steps):
                 optimizer.zero_grad()
@@ -72,12 +72,12 @@ def main() -> None:
                         total += loss_function(model(images[chosen]), labels[chosen])
                         model.backward(loss_function.backward(1 / ACCUMULATE))
                 optimizer.step()
-                # Ranks that are out of images count as zero in this sum.
-                seen += mesh.all_reduce(np.array([BATCH * ACCUMULATE, BATCH * total]))
+                # Ranks without images contribute zero to this sum.
+                totals += mesh.all_reduce(np.array([BATCH * ACCUMULATE, BATCH * total]))
         # A rank that stopped early lacks the last sums; the largest sums are those of the epoch.
-        seen = mesh.all_reduce(seen, op=dist.ReduceOp.MAX)
+        totals = mesh.all_reduce(totals, op=dist.ReduceOp.MAX)
         if rank == 0:
-            print(f"epoch {epoch + 1:2}: {seen[0]:.0f} images, loss {seen[1] / seen[0]:.4f}")
+            print(f"epoch {epoch + 1:2}: {totals[0]:.0f} images, loss {totals[1] / totals[0]:.4f}")
 
     flat = np.concatenate([parameter.data.reshape(-1) for parameter in model.parameters()])
     low, high = (

@@ -1,11 +1,11 @@
-"""Ranks share uneven work without a master: an idle rank takes work from another one.
+"""Ranks share uneven work without a master: an idle rank takes work from another rank.
 
     meshrun -n4 examples/work_stealing.py
 
 Each rank owns a range of numbers, and its part of a window counts the numbers already taken. Ranks
-take numbers by ``fetch_and_op``, so no two ranks get the same one. A rank that has used up its
-range continues with its neighbour's. The neighbour takes no part in that; it goes on computing. The
-work on a number is to count its steps to 1 by the Collatz rule.
+take numbers by ``fetch_and_op``, so no two ranks get the same number. A rank that has used up its
+range continues with its neighbour's, while the neighbour continues to compute. The work on a number
+is to count its steps to 1 by the Collatz rule.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     """Find the number below a limit that takes the most steps."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--numbers", type=int, default=20_000, help="numbers of each rank")
-    parser.add_argument("--batch", type=int, default=100, help="numbers that are taken at a time")
+    parser.add_argument("--batch", type=int, default=100, help="numbers taken at a time")
     options = parser.parse_args()
     dist.init_process_group()
     group = dist.group.WORLD

@@ -1,8 +1,7 @@
-"""Moving bytes between ranks: the parts of a transport of your own.
+"""Transports, which move bytes between ranks, and the parts to build another one.
 
-``_HOMES`` lists the public names; docs/inside/adding-a-transport.md explains them. Each is
-imported at its first use (PEP 562): the launcher is built on this package, too, and does without
-NumPy.
+``_HOMES`` lists the public names; docs/inside/adding-a-transport.md explains them. Each name is
+imported at its first use (PEP 562), because the launcher imports this package without NumPy.
 """
 
 import typing as _typing

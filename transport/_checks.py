@@ -1,4 +1,4 @@
-"""Checks of arguments that every floor makes."""
+"""Checks of arguments, for all packages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def to_whole_number(value: Any, name: str) -> int:
-    """Return ``value`` as an int; raise TypeError naming ``name`` for what only looks like one.
+    """Return ``value`` as an int; raise TypeError naming ``name`` if it is not an integer.
 
-    Python's and NumPy's integers will do. Floats and strings are not rounded or read: who passes
-    them means something else.
+    Python's and NumPy's integers are accepted. Floats and strings are refused, not converted:
+    they are usually mistakes.
     """
     try:
         return operator.index(value)
@@ -22,9 +22,9 @@ def to_whole_number(value: Any, name: str) -> int:
 
 
 def to_whole_numbers(values: Any, name: str) -> list[int]:
-    """Return ``values`` as ints; raise TypeError naming ``name``, and the place in it.
+    """Return ``values`` as ints; raise TypeError naming ``name`` and the index.
 
-    A string is none: each of its characters would be taken for one.
+    A string is refused: it would be read as a list of its characters.
     """
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(

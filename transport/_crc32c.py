@@ -1,8 +1,8 @@
 """CRC-32C (Castagnoli), the checksum of iSCSI, ext4 and Zarr's ``crc32c``: RFC 3720, appendix B.4.
 
-The compiled core computes it at some 10 GB/s. Without it NumPy does, at a hundredth of that: many
-stretches of the data side by side, two bytes of each at a step, joined at the end. A CRC is linear
-over GF(2): what zero bytes behind the data make of it is a matrix of 32 × 32 bits.
+Without the compiled core, NumPy computes the CRCs of many stretches of the data in parallel, two
+bytes of each per step, and combines them at the end. A CRC is linear over GF(2): appending zero
+bytes to the data multiplies it by a matrix of 32 × 32 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transport._native import core
 
 _POLYNOMIAL = 0x82F63B78
 _LANES = 1 << 13
-# Below this the stretches would be too short to be worth joining.
+# With fewer steps, the stretches would be too short to be worth combining.
 _LEAST_STEPS = 16
 _MASK = 0xFFFFFFFF
 
@@ -27,15 +27,15 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Crc32c(Protocol):
-    """``crc32c(data, crc=0)``."""
+    """The type of ``crc32c``."""
 
     def __call__(self, data: Any, crc: int = 0, /) -> int:
-        """Return the CRC-32C of ``data``, a buffer; ``crc`` is that of the bytes before it."""
+        """Return the CRC-32C of the buffer ``data``; ``crc`` is that of the preceding bytes."""
         ...
 
 
 def crc32c_in_python(data: Any, crc: int = 0, /) -> int:
-    """Return the CRC-32C of ``data``, as the core does. See ``Crc32c``."""
+    """Return the same checksum as the core. See ``Crc32c``."""
     octets: Bytes = np.frombuffer(data, np.uint8)
     register = ~crc & _MASK
     steps = octets.size // (2 * _LANES)
@@ -77,11 +77,11 @@ def _one_lane(octets: Bytes, register: int) -> int:
 
 
 def _many_lanes(rows: Bytes, register: int) -> int:
-    """Return the register after ``rows``, which are consecutive; their number is a power of two."""
+    """Return the register after the consecutive ``rows``; their number is a power of two."""
     table = _pair_table()
     registers: npt.NDArray[Any] = np.zeros(len(rows), np.uint32)
     registers[0] = register
-    # By step, so that each step reads what lies together.
+    # Transposed, so that each step reads contiguous memory.
     pairs = np.ascontiguousarray(rows.view("<u2").T)
     for pair in pairs:
         registers = table[(registers ^ pair) & 0xFFFF] ^ registers >> 16
@@ -94,7 +94,7 @@ def _many_lanes(rows: Bytes, register: int) -> int:
 
 @cache
 def _after_zeros(count: int) -> Callable[[Words], Words]:
-    """Return registers after ``count`` zero bytes: a product over GF(2)."""
+    """Return a function that appends ``count`` zero bytes to registers: a product over GF(2)."""
     matrix = _columns(count)
 
     def apply(registers: Words) -> Words:
@@ -107,7 +107,7 @@ def _after_zeros(count: int) -> Callable[[Words], Words]:
 
 
 def _columns(count: int) -> list[int]:
-    """Return each bit of a register after ``count`` zero bytes, by squaring."""
+    """Return, for each bit of a register, the register after ``count`` zero bytes."""
     table = _byte_list()
     power = [(1 << bit) >> 8 ^ table[(1 << bit) & 255] for bit in range(32)]
     result = [1 << bit for bit in range(32)]

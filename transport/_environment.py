@@ -1,6 +1,6 @@
-"""The environment variables that connect a launcher with the ranks that it starts.
+"""The environment variables that a launcher sets for its ranks, or a user for both.
 
-The first group is torchrun's; the second is ours.
+The first group is torchrun's; the second is meshlib's.
 """
 
 from __future__ import annotations
@@ -18,63 +18,63 @@ SECRET = "MESHLIB_SECRET"  # noqa: S105 (a variable's name)
 """The job's secret, in hexadecimal; every connection of the job proves that it knows it."""
 
 SECRET_FILE = "MESHLIB_SECRET_FILE"  # noqa: S105 (a variable's name)
-"""A file with the secret, where no variable has it; default: what ``meshlib secret`` wrote."""
+"""The file with the secret if MESHLIB_SECRET is unset; default: ``meshlib secret``'s file."""
 
 LAUNCHER = "MESHLIB_LAUNCHER"
-"""The engine that started this process, where the guess would be another: ``slurm``, ``openmpi``,
-``pmi``, ``torchrun``, ...; ``none``: this process is alone, a world of one.
+"""The engine that started this process, if detection is wrong: ``slurm``, ``openmpi``, ``pmi``,
+``torchrun``, ...; ``none``: this process is alone, a world of one.
 """
 
 ENGINE_RESTARTS = "MESHLIB_ENGINE_RESTARTS"
 """The number of times that an engine restarted the whole job, if it has no variable of its own.
 
-It becomes part of the job's name, so that a node that is left of an earlier start is refused.
+It becomes part of the job's name, so that a node left over from an earlier start is refused.
 """
 
 TLS_CERT = "MESHLIB_TLS_CERT"
-"""A file with this process's certificate, in PEM; with the next two, all TCP is inside TLS."""
+"""A file with this process's certificate, in PEM. With the next two set, all TCP uses TLS."""
 
 TLS_KEY = "MESHLIB_TLS_KEY"
 """A file with the private key of that certificate."""
 
 TLS_CA = "MESHLIB_TLS_CA"
-"""A file with the authority that has signed the certificates of all processes of the job."""
+"""A file with the certificate of the authority that signed those of all processes of the job."""
 
 TLS = (TLS_CERT, TLS_KEY, TLS_CA)
+"""A process sets all three, or none."""
 TLS_EVERYWHERE = (
     f"({TLS_CERT}, {TLS_KEY} and {TLS_CA} must be set in all processes of a job, or in none)"
 )
-"""The end of an error that says that one side speaks TLS and the other does not."""
-"""All three, or none, are set."""
+"""The end of the error message if only one side uses TLS."""
 
 RDZV = "MESHLIB_RDZV"
-"""What ``meshrun --rdzv`` is not given: a command line, unlike this, shows a password to others."""
+"""The default of ``meshrun --rdzv``. A password is safe here; other users see a command line."""
 
 AGENT_STORE = "MESHLIB_AGENT_STORE"
-"""``HOST:PORT`` of the store that the launcher serves: rank 0 is a client of it, too. Where the
-store is in an etcd, a space and its URL follow.
+"""``HOST:PORT`` of the launcher's store, of which rank 0 is a client, too. If the store is in an
+etcd, a space and its URL follow.
 
-It holds while MASTER_ADDR and MASTER_PORT say the same. A program that sets those itself, as many
-do, has rank 0 serve its store there.
+Ranks ignore this variable if MASTER_ADDR and MASTER_PORT differ from it. Then the program has set
+those itself, and rank 0 serves the store there.
 """
 
 RUN_ID = "MESHLIB_RUN_ID"
-"""Names this launch; set by the launcher in every rank."""
+"""The name of this launch, which the launcher sets for all ranks."""
 
 RESTART_COUNT = "MESHLIB_RESTART_COUNT"
 """The launcher's count of restarts of the ranks; keys in the store are prefixed with it."""
 
 JOIN = "MESHLIB_JOIN"
-"""``1``: this rank comes to a job that has begun with ``WORLD_SIZE`` others; its RANK is above."""
+"""``1``: this rank joins a running job of ``WORLD_SIZE`` ranks; its RANK is at least that."""
 
 MESH = "MESHLIB_MESH"
-"""The mesh that ``meshrun --mesh`` was given: ``dp=2,tp=2``, or what it read from a file, as JSON.
+"""The argument of ``meshrun --mesh``: ``dp=2,tp=2``, or the contents of a file, as JSON.
 
 Without a launcher it may also be the path of a config file.
 """
 
 CPUS = "MESHLIB_CPUS"
-"""The CPUs that this rank is bound to when it begins, as ``0-3,8``: ``meshrun --numa``."""
+"""The CPUs to which ``meshrun --numa`` binds this rank at its start, as ``0-3,8``."""
 
 ERROR_FILE = "MESHLIB_ERROR_FILE"
 """The file for the exception that ended this rank, as JSON; the launcher prints it."""
@@ -83,30 +83,30 @@ TRACE_DIR = "MESHLIB_TRACE_DIR"
 """The directory for flight-recorder dumps."""
 
 TRACE_CALLS = "MESHLIB_TRACE_CALLS"
-"""The number of calls that each rank's flight recorder keeps."""
+"""The number of calls in each rank's flight recorder."""
 
 HOST = "MESHLIB_HOST"
-"""The address at which other ranks reach this one; default: the interface towards the store."""
+"""The address at which other ranks reach this one; default: that of the route to the store."""
 
 SITE = "MESHLIB_SITE"
-"""The name of this host's site, whose hosts are near each other and far from others: what crosses
-between sites is reduced inside them first. Equal names are one site, and so are hosts without.
+"""The name of this host's site: hosts near each other and far from others. Data is reduced inside
+a site before it crosses to another one. All hosts without a name are one site.
 """
 
 TCP_CONNECTIONS = "MESHLIB_TCP_CONNECTIONS"
 """The number of TCP connections to a rank with a round trip of 1 ms or more, 1 to 16; default 4."""
 
 TUNING = "MESHLIB_TUNING"
-"""A file that ``meshlib tune`` wrote: where one algorithm gives way to another, on all ranks."""
+"""A file from ``meshlib tune``, the same on all ranks: the sizes at which algorithms change."""
 
 DEBUG = "MESHLIB_DEBUG"
 """The amount of logging: ``OFF``, ``INFO`` or ``DETAIL``."""
 
 ANY_JAX = "MESHLIB_ANY_JAX"
-"""``1``: have ``meshlib.jit`` try versions of JAX that it is not tested with."""
+"""``1``: let ``meshlib.jit`` use versions of JAX with which it was not tested."""
 
 NATIVE = "MESHLIB_NATIVE"
-"""``0``: do without the compiled core.
+"""``0``: do not use the compiled core.
 
-So it is when meshlib is installed: with ``0`` the core is not built, and with ``1`` it has to be.
+When meshlib is installed, ``0`` skips the build of the core; ``1`` makes a failed build an error.
 """

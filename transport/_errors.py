@@ -1,6 +1,6 @@
-"""The exceptions of all three floors, under c10d's four names.
+"""The exceptions of all packages, derived from c10d's four classes.
 
-They live on the lowest floor because a transport is where most of them begin.
+They are defined in the lowest package, because transports raise most of them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class DistNetworkError(DistError):
 
 
 class DistStoreError(DistError):
-    """A store could not be reached, or a key did not come in time."""
+    """A store could not be reached, or a key was not set in time."""
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):
     """A wait on a store passed its deadline; the message names the keys and the store.
 
-    ``missing`` are the keys that had not arrived, with all their prefixes, where that is known.
+    ``missing`` are the keys that were not set, with all their prefixes, if known.
     """
 
     def __init__(self, message: str = "", missing: Sequence[str] = ()) -> None:
@@ -36,9 +36,9 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
 
 
 class StoreSilentError(DistStoreError):
-    """A store's server does not answer, or there is no way to it: it may live all the same.
+    """A store's server does not answer or is unreachable, but may be alive.
 
-    ``seconds`` is how long an answer was waited for, None if the kernel knows no way.
+    ``seconds`` is how long the client waited for an answer, None if the kernel has no route.
     """
 
     def __init__(self, message: str, seconds: float | None = None) -> None:
@@ -47,17 +47,17 @@ class StoreSilentError(DistStoreError):
 
 
 class QueueEmptyError(DistStoreError):
-    """A queue of a store has no value, and it was asked not to wait for one."""
+    """A queue of a store is empty, and the caller asked not to wait."""
 
 
 class StorePlaceError(DistStoreError):
-    """A store cannot be where it was asked to be, and waiting would not help."""
+    """A store cannot be at the requested place, and retrying would not help."""
 
 
 class AuthenticationError(DistNetworkError):
     """The other end of a connection could not prove that it knows the job's secret.
 
-    ``refused`` is false where it never answered: it may be gone, or no part of the job.
+    ``refused`` is false if the other end never answered: it may be dead, or not of this job.
     """
 
     def __init__(self, message: str, refused: bool = True) -> None:
@@ -79,7 +79,7 @@ class PeerLostError(DistNetworkError):
 
     @classmethod
     def of(cls, error: Exception, peer: int) -> PeerLostError:
-        """Return a new one that says what ``error`` does, which may be one."""
+        """Return a PeerLostError with the message of ``error``, and its ``unreachable`` if any."""
         return cls(str(error), peer, isinstance(error, PeerLostError) and error.unreachable)
 
 
@@ -119,7 +119,7 @@ class CollectiveTimeoutError(DistBackendError, TimeoutError):
 class RankFailedError(DistBackendError):
     """A member died or left while others needed it.
 
-    ``rank`` is its global rank, or None when only the group could tell.
+    ``rank`` is its global rank, or None if the communicator does not know it.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:

@@ -1,7 +1,6 @@
-"""The communicator of a rank alone: the other members exist in number, and send nothing.
+"""A communicator without peers, to trace, estimate or profile one rank of a large job.
 
-For tracing, estimates and profiles of one rank of a large job. After ``FakeProcessGroup`` of
-PyTorch and the ``COMM_MODE`` of torchtitan.
+Compare PyTorch's ``FakeProcessGroup`` and torchtitan's ``COMM_MODE``.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from transport._operands.reduce_op import Flat, ReduceOp
 
 
 class FakeCommunicator(MessagingCommunicator):
-    """Makes the calls of one member without the others, at once.
+    """Completes each call of one member at once, without the other members.
 
-    A broadcast and a reduction leave this rank's own value. The other members' contributions to a
-    gather are this rank's, repeated or cut where their size differs. What this rank would give to
-    a member in an exchange, it also gets from it. A message, and the scatter of another member, is
+    A broadcast and a reduction leave this rank's own value. In a gather, each other member
+    contributes this rank's array, repeated or cut to size. In an all-to-all, this rank receives
+    from each member its own data for that member. A message, or a scatter by another root, is
     zeros.
     """
 
@@ -69,15 +68,15 @@ class FakeCommunicator(MessagingCommunicator):
             _fill(output, input_)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
-        """Send nothing: nobody is there."""
+        """Discard the message."""
 
     def takes_at_once(self, dst: int, nbytes: int) -> bool:
         return True
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        """Receive what this rank has sent to itself; from another one, zeros.
+        """Receive this rank's message to itself; from another rank, zeros.
 
-        The message of "any source" is the previous rank's.
+        A message from any source is from the previous rank.
         """
         if src == self.rank:
             return super().recv(call, buffer, src, tag)
@@ -87,5 +86,5 @@ class FakeCommunicator(MessagingCommunicator):
 
 
 def _fill(place: Flat, source: Flat) -> None:
-    """Copy ``source`` into ``place``, repeated or cut to its size; nothing repeats as zeros."""
+    """Copy ``source`` into ``place``, repeated or cut to its size; an empty source gives zeros."""
     copy(place, source if place.size == source.size else np.resize(source, place.size))

@@ -1,11 +1,11 @@
 """A link: an ordered, reliable channel between two members of one group.
 
-A link belongs to one (group, peer) pair, so nothing has to be demultiplexed and one slow peer
-blocks nobody else. It carries frames; each begins with the call's header
-(``transport._calls.header``), which the receiver compares with its own call before it uses a byte.
+A link belongs to one (group, peer) pair: frames need no demultiplexing, and a slow peer does not
+block other links. Each frame begins with the call's header (``transport._calls.header``). The
+receiver compares it with its own call before it uses the payload.
 
-Algorithms post the frames whose data is there and wait for those that they need. A thread that
-waits for one frame makes progress on all frames that its communicator has posted.
+Algorithms post a frame once its data is ready, and wait for the frames that they need. A thread
+that waits for one frame makes progress on all frames that its communicator has posted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from transport._calls.header import CallHeader
 from transport._errors import CommunicatorTimeoutError, HeaderMismatchError
 
 OnPiece = Callable[[int], None]
-"""Told, while a frame arrives, how many of its bytes are in the buffer so far (rising)."""
+"""Called while a frame arrives, with the number of its bytes in the buffer so far."""
 
 
 def wrong_frame(
     call: Call, expected: int, peer: int, name: str, header: CallHeader, size: int
 ) -> HeaderMismatchError:
-    """Return the error for a frame that is not the one of ``call`` with ``expected`` bytes.
+    """Return the error for a frame of a call other than ``call``, or not of ``expected`` bytes.
 
-    ``header`` and ``size`` are those of the frame, which ``peer`` sent; ``name`` is what messages
-    call it.
+    ``peer`` sent the frame, with ``header`` and ``size`` bytes; ``name`` is the peer's name in the
+    message.
     """
     if header == call.header:
         text = f"{name} sent {size} bytes, this rank expected {expected}; both are in {header}"
@@ -37,8 +37,9 @@ def wrong_frame(
 
 
 def waited_for(call: Call, peer: int, name: str, what: str) -> CommunicatorTimeoutError:
-    """Return the error for a ``call`` whose deadline passed before ``peer``, called ``name``, came
-    to do ``what`` ("to send data").
+    """Return the error for a ``call`` that timed out waiting for ``peer``.
+
+    The message contains the peer's ``name`` and what it had to do: ``what`` ("to send data").
     """
     return CommunicatorTimeoutError(
         f"{call.header}: waited {call.deadline.seconds:g} s for {name} {what}", peer
@@ -51,13 +52,13 @@ class Request(ABC):
     __slots__ = ("done",)
 
     done: bool
-    """True if a sent frame's memory may be reused, or a received frame is in its memory."""
+    """True once a sent frame's memory may be reused, or a received frame has arrived."""
 
     @abstractmethod
     def wait(self, on_piece: OnPiece | None = None) -> None:
-        """Make progress until the request is done; raises the errors of ``Link``.
+        """Make progress until the request is done; raise the errors of ``Link``.
 
-        From now on ``on_piece`` is called for each piece of a received frame.
+        ``on_piece`` is called for each further piece of a received frame.
         """
 
 
@@ -65,15 +66,15 @@ class Link(ABC):
     """One end of a channel to the member ``peer`` (a group rank).
 
     Buffers are C-contiguous memoryviews of bytes (format ``B``), used in place. One thread at a
-    time uses a link. It belongs to its communicator, which alone ends it.
+    time uses a link. Only its communicator closes it.
 
-    Every method, and ``Request.wait``, raises one of these errors, which withdraws everything that
-    the call has posted:
+    Every method, and ``Request.wait``, may raise one of these errors. They withdraw all requests
+    of the call:
 
     - ``CommunicatorTimeoutError`` past ``call.deadline``
-    - ``HeaderMismatchError`` when the peer's frame has another length or belongs to another call.
+    - ``HeaderMismatchError`` if the peer's frame has another length or belongs to another call.
       Its payload is then not in ``into``, unless documented otherwise
-    - ``PeerLostError`` when the peer's end is gone
+    - ``PeerLostError`` if the peer's end is closed
     - ``CommunicatorAbortedError`` after the communicator's ``abort``
     """
 
@@ -88,11 +89,10 @@ class Link(ABC):
 
     @abstractmethod
     def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> Request:
-        """Receive the call's next frame with ``tag`` into ``into``, whose length the frame must
-        have exactly. Never waits.
+        """Receive the call's next frame with ``tag``, of exactly the length of ``into``.
 
-        Frames of one tag come in the order in which they were posted. The peer's next frame must
-        be one that is posted by the time this rank waits for any frame of the link.
+        Never waits. Frames of one tag arrive in the order in which they were posted. Before this
+        rank waits for any frame of the link, it must post the receive of the peer's next frame.
         """
 
     def send(self, call: Call, data: memoryview) -> None:
@@ -112,10 +112,10 @@ def exchange(
     into: memoryview,
     on_piece: OnPiece | None = None,
 ) -> None:
-    """Send ``data`` on one link while receiving ``into`` from another one, or the same.
+    """Send ``data`` on ``onward`` while receiving ``into`` on ``behind``, perhaps the same link.
 
     Neither direction waits for the other, so a ring of exchanges cannot deadlock, however large
-    the frames. ``on_piece`` lets the caller reduce the bytes that have arrived meanwhile.
+    the frames. With ``on_piece``, the caller can reduce bytes as they arrive.
     """
     received = behind.post_recv(call, into)
     sent = onward.post_send(call, data)

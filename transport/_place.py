@@ -1,4 +1,4 @@
-"""The place of a rank. Nothing else tells which ranks share a machine, and so perhaps memory."""
+"""The place of a rank, by which ranks find out who can share memory with them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A rank's place, as it is published in a store.
+    """A rank's place, as published in a store.
 
-    ``machine`` is the rank's ``this_machine``. Ranks with equal machines share memory, unless an
-    ``obstacle`` says why one of them cannot. Ranks that are threads of one process have the same
-    ``pid``. A rank with an abstract Unix socket has that socket's ``address`` (hexadecimal). The
-    rank's ``MESHLIB_SITE`` is its ``site``.
+    ``machine`` is the rank's ``this_machine()``. Ranks with equal machines share memory, unless
+    one of them has an ``obstacle``, the reason why it cannot. Ranks that are threads of one process
+    have the same ``pid``. ``address`` is that of the rank's abstract Unix socket, in hexadecimal,
+    if it has one. ``site`` is the rank's ``MESHLIB_SITE``.
     """
 
     machine: str
@@ -41,7 +41,7 @@ class Place:
 
     @classmethod
     def decode(cls, data: bytes) -> Place:
-        """Return the place in ``data``; raise DistNetworkError when there is none."""
+        """Return the place that ``data`` encodes; raise DistNetworkError if it is malformed."""
         try:
             fields = json.loads(data)
             place = cls(**fields)
@@ -53,7 +53,7 @@ class Place:
         return place
 
     def may_share_with(self, other: Place) -> bool:
-        """True if nothing is known that prevents sharing memory with the rank at ``other``."""
+        """True if no known obstacle prevents sharing memory with the rank at ``other``."""
         return not self.obstacle and not other.obstacle and self.machine == other.machine
 
 
@@ -64,30 +64,29 @@ def this_place(address: bytes = b"") -> Place:
         machine = _boot_and_namespace()
     except OSError as error:
         machine = this_machine()
-        obstacle = obstacle or f"this machine does not say which boot and namespace it is: {error}"
+        obstacle = obstacle or f"cannot read the boot id and the network namespace: {error}"
     site = os.environ.get(environment.SITE, "")
     return Place(machine, obstacle or "", os.getpid(), address.hex(), site)
 
 
 def unsupported_reason() -> str | None:
-    """Return why this process cannot share memory, with what to do about it; None: it can."""
+    """Return why this process cannot share memory, and how to fix that; None if it can."""
     if not sys.platform.startswith("linux"):
         return f"the shared-memory transport needs Linux, this is {sys.platform}"
     machine = platform.machine()
     if machine not in _MACHINES or sys.maxsize != 2**63 - 1:
         expected = ", ".join(_MACHINES)
-        return f"the shared-memory transport is proven on {expected} alone, this is {machine}"
+        return f"the shared-memory transport supports only {expected}, this is {machine}"
     if core is None:
         return f"the shared-memory transport needs the compiled core: {why_not}"
     return None
 
 
 def this_machine() -> str:
-    """Return an id that processes with the same loopback have in common.
+    """Return an id that all processes with the same loopback interface share.
 
-    It consists of the running kernel's boot and the network namespace, in which socket addresses
-    are valid. Two namespaces of one machine count as two machines. A host's name would not do,
-    because many hosts have the same one.
+    It consists of the kernel's boot id and the network namespace, in which socket addresses are
+    valid. Two namespaces of one machine count as two machines. Host names are not unique.
     """
     try:
         return _boot_and_namespace()

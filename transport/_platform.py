@@ -1,7 +1,7 @@
-"""The differences of operating systems: Linux's calls, and their portable replacements.
+"""Linux's system calls, and their portable replacements.
 
-This module does not check the system's name, only whether Python has a function. Only Linux has
-shared memory among processes (``transport._shm.support``).
+This module does not check the system's name, only whether Python has a function. Shared memory
+among processes needs Linux (``transport._shm.support``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def available_cores() -> int:
 
 
 def thread_names() -> list[str] | None:
-    """Return the names of this process's threads in the kernel; None if the kernel hides them."""
+    """Return the kernel's names of this process's threads; None if the kernel hides them."""
     names: list[str] = []
     try:
         numbers = os.listdir("/proc/self/task")
@@ -45,10 +45,10 @@ def thread_names() -> list[str] | None:
 
 
 def same_file(descriptor: int, path: str) -> str:
-    """Return a path that opens the file behind ``descriptor`` anew.
+    """Return a path at which the file behind ``descriptor`` can be opened again.
 
-    If the system has no names for open files, it returns ``path``, from which the file was opened.
-    The caller has to compare the two files.
+    On a system without ``/proc/self/fd``, return ``path``, from which the file was opened. The
+    caller has to compare the two files.
     """
     named = f"/proc/self/fd/{descriptor}"
     return named if os.path.lexists(named) else path
@@ -87,7 +87,7 @@ def _parents_by_ps() -> dict[int, int]:
 def environment_of(pid: int) -> list[bytes]:
     """Return the variables, as ``NAME=value``, with which process ``pid`` was started.
 
-    Empty if it is gone or another user's, or if the system does not show them.
+    Empty if the process has ended or is another user's, or if the system does not show them.
     """
     try:
         with open(f"{_PROCESS_TABLE}/{pid}/environ", "rb") as file:
@@ -97,7 +97,7 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent ends, if the kernel can."""
+    """Make this process the parent of orphaned descendants, if the kernel supports that."""
     import ctypes
 
     with suppress(AttributeError):
@@ -108,9 +108,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def ended_child(candidates: list[int]) -> int | None:
-    """Return a child of this process that has ended and is not collected yet, or None.
+    """Return a child of this process that has ended but was not reaped, or None.
 
-    If the kernel cannot name one, each of ``candidates`` is checked.
+    Without ``waitid``, check each of ``candidates``.
     """
     if hasattr(os, "waitid"):
         try:
@@ -123,7 +123,7 @@ def ended_child(candidates: list[int]) -> int | None:
 
 
 def wait_for_end(pid: int, timeout: float) -> bool:
-    """Wait until process ``pid`` has ended, at most ``timeout`` seconds; return whether it has."""
+    """Wait for process ``pid`` to end, at most ``timeout`` seconds; return whether it ended."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:  # the process is gone, or the kernel lacks pidfd: the caller checks again

@@ -2,9 +2,9 @@
 
     meshrun --nproc-per-node 2 examples/dims/context_parallel.py
 
-Attention is the only layer that needs other positions: by ``ring_attention``, keys and values go
+Attention is the only layer that needs other positions: ``ring_attention`` passes keys and values
 from rank to rank. Gradients are averaged over the ranks as in data parallel training. The second
-half of a sequence repeats the first, which other ranks may have: only attention can know it.
+half of a sequence repeats the first half, so only attention can predict it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VOCABULARY, LENGTH, WIDTH, HEADS, STEPS = 16, 64, 64, 4, 100
 
 
 def init(rng: np.random.Generator) -> Params:
-    """Return the parameters, drawn alike on all ranks."""
+    """Return the initial parameters, the same on all ranks."""
     shapes = dict.fromkeys(("q", "k", "v", "out"), (WIDTH, WIDTH))
     shapes |= {
         "tokens": (VOCABULARY, WIDTH),
@@ -56,7 +56,7 @@ def loss_fn(
 
 
 def train(params: Params, gradients: Any, split: Callable[[np.ndarray], np.ndarray]) -> list[float]:
-    """Train; return the losses. ``split`` takes this rank's positions of whole sequences."""
+    """Train; return the losses. ``split`` selects this rank's positions of whole sequences."""
     optimizer, rng = optax.adam(1e-2), np.random.default_rng(1)
     state, losses = optimizer.init(params), []
 
@@ -77,14 +77,14 @@ def train(params: Params, gradients: Any, split: Callable[[np.ndarray], np.ndarr
 
 
 def main() -> None:
-    """Train with split sequences, and with whole ones."""
+    """Train with split sequences, then with whole sequences in one process."""
     mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("cp",))
     cp, params = mesh["cp"], init(np.random.default_rng(0))
     places = sequence_positions(LENGTH // cp.size(), cp)
     own = partial(loss_fn, places=places, attention=partial(ring_attention, mesh=cp))
     ddp = DistributedDataParallel(params, cp)
     losses = train(ddp.params, ddp.value_and_grad(own), partial(split_sequence, mesh=cp))
-    mean = cp.all_reduce(np.array(losses), op=dist.ReduceOp.AVG)  # each has those of its positions
+    mean = cp.all_reduce(np.array(losses), op=dist.ReduceOp.AVG)  # of all positions
     if dist.get_rank() == 0:
         attention = partial(jax.nn.dot_product_attention, is_causal=True)
         whole = partial(loss_fn, places=np.arange(LENGTH), attention=attention)

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     args = parser.parse_args()
 
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
@@ -79,7 +79,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1:2}: loss {mean:.4f}")
 
-    # Each test image is seen by exactly one rank; the counts add up to the whole.
+    # Each rank has its share of the test images, and the ranks sum their counts.
     share = test[list(DistributedSampler(test, mesh=mesh, evaluation=True))]
     right = int((apply(params, images[share]).argmax(-1) == labels[share]).sum())
     right = mesh.all_reduce(np.array(right))

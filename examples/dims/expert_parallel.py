@@ -1,9 +1,9 @@
-"""Expert parallel training in JAX: each rank has some experts, and tokens of its own.
+"""Expert parallel training in JAX: each rank has some experts, and its own tokens.
 
     meshrun --nproc-per-node 2 examples/dims/expert_parallel.py
 
-A router sends each token to two of eight small networks. Its row travels to the rank that has the
-network, and the result travels back. Here a token is an image of a handwritten digit.
+A router sends each token to two of eight small networks. The token travels to the network's rank,
+and the result travels back. Here a token is an image of a handwritten digit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXPERTS, TOP_K, WIDTH, HIDDEN, STEPS = 8, 2, 64, 32, 50
 
 
 def init(rng: np.random.Generator) -> Params:
-    """Return the whole parameters, drawn alike on all ranks."""
+    """Return the whole initial parameters, the same on all ranks."""
     shapes = {"up": (EXPERTS, WIDTH, HIDDEN), "down": (EXPERTS, HIDDEN, WIDTH)}
     shapes |= {"router": (WIDTH, EXPERTS), "head": (WIDTH, 10)}
     return {
@@ -48,7 +48,7 @@ def loss_fn(params: Params, x: jax.Array, y: jax.Array, ep: dist.DeviceMesh | No
 
 
 def average(tree: Params, ep: dist.DeviceMesh) -> Params:
-    """Average over the ranks. The tokens of all of them have contributed to each expert already."""
+    """Average the gradients. Those of experts already have contributions from all ranks' tokens."""
     return {
         name: grad / ep.size()
         if name in ("up", "down")
@@ -77,7 +77,7 @@ def train(params: Params, x: np.ndarray, y: np.ndarray, ep: dist.DeviceMesh | No
 
 
 def main() -> None:
-    """Train with experts over all ranks, and in one process."""
+    """Train with experts over all ranks, then in one process."""
     mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("ep",))
     ep, whole = mesh["ep"], init(np.random.default_rng(0))
     rank, here, count = ep.get_local_rank(), EXPERTS // ep.size(), 1024 // ep.size()

@@ -1,10 +1,10 @@
-"""Fully sharded training with JAX in one page: parameters and states at 1/n, in one ``jax.jit``.
+"""Fully sharded training with JAX in one page: 1/n of parameters and states on each rank.
 
     meshrun --mesh dp_shard=2 examples/dims/fully_sharded.py
     meshrun --mesh dp_replicate=2,dp_shard=2 examples/dims/fully_sharded.py
 
 The layers are stacked and run by ``jax.lax.scan``; a rank has one whole layer at a time. On a mesh
-of two dims parameters are replicated over the first and sharded over the second.
+of two dims, parameters are replicated over the first and sharded over the second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Params = dict[str, Any]
 
 
 def init(rng: np.random.Generator, width: int, layers: int) -> Params:
-    """Return the whole parameters, drawn alike on all ranks."""
+    """Return the whole initial parameters, the same on all ranks."""
     hidden = rng.normal(size=(layers, width, width)) * (1 / width) ** 0.5
     return {
         "first": (rng.normal(size=(64, width)) * (2 / 64) ** 0.5).astype(np.float32),
@@ -37,7 +37,7 @@ def init(rng: np.random.Generator, width: int, layers: int) -> Params:
 
 
 def hidden(params: Params, x: jax.Array) -> jax.Array:
-    """Apply one of the stacked layers, which is whole here."""
+    """Apply one of the stacked layers, with whole parameters."""
     return x + jax.nn.relu(x @ params["w"] + params["b"])
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="per rank")
     args = parser.parse_args()
 
-    mesh = dist.init_device_mesh()  # the one that `meshrun --mesh` was given
+    mesh = dist.init_device_mesh()  # the mesh of `meshrun --mesh`
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     train, test = np.split(np.random.default_rng(0).permutation(len(labels)), [1437])
@@ -91,7 +91,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1:2}: loss {mean:.4f}")
 
-    # All ranks gather together, so each computes all test images.
+    # All ranks must gather together, so each computes all test images.
     right = int((jax.jit(apply)(parts, images[test]).argmax(-1) == labels[test]).sum())
     if dist.get_rank() == 0:
         print(f"test accuracy {right / len(test):.1%} on {mesh.size()} ranks")

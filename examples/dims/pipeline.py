@@ -2,8 +2,8 @@
 
     meshrun --nproc-per-node 2 examples/dims/pipeline.py
 
-A batch is cut into microbatches. While one is in the last stage, the first stage works on the next
-ones; the schedule 1F1B bounds how many are under way. Any other schedule takes the same stages.
+A batch is cut into microbatches. While one is in the last stage, the first stage works on later
+ones; the schedule 1F1B bounds the number under way. Other schedules accept the same stages.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LAYERS, MICROBATCHES, STEPS = 4, 8, 50
 
 
 def init(layer: int) -> dict[str, Any]:
-    """Return the parameters of one layer: any rank can draw those of its own stage."""
+    """Return the initial parameters of one layer, the same on any rank."""
     rng = np.random.default_rng(layer)
     return {"w": rng.normal(size=(64, 64), scale=0.1).astype(np.float32), "b": jnp.zeros(64)}
 
 
 def apply(params: Params, x: jax.Array) -> jax.Array:
-    """Map (n, 64) to (n, 64) by some of the layers; the last one's first ten are the logits."""
+    """Map (n, 64) to (n, 64) by some of the layers; the last output begins with the ten logits."""
     for layer in params:
         x = x + jnp.tanh(x @ layer["w"] + layer["b"])
     return x
@@ -52,7 +52,7 @@ def train_stage(pp: dist.DeviceMesh, images: jax.Array, labels: np.ndarray) -> l
     state, means = optimizer.init(stage.params), []
     for _ in range(STEPS):
         stage.zero_grad()
-        losses: list[float] = []  # those of the microbatches, on the last rank
+        losses: list[float] = []  # of the microbatches, on the last rank
         schedule.step(images, target=labels, losses=losses, return_outputs=False)
         updates, state = optimizer.update(stage.grads, state)
         stage.params = optax.apply_updates(stage.params, updates)
@@ -78,7 +78,7 @@ def train_whole(images: jax.Array, labels: np.ndarray) -> list[float]:
 
 
 def main() -> None:
-    """Train on handwritten digits, in stages and whole."""
+    """Train on handwritten digits in stages, then in one process."""
     mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("pp",))
     images, labels = load_digits(return_X_y=True)
     images, labels = jnp.asarray(images[:1792] / 16, jnp.float32), labels[:1792]

@@ -2,8 +2,8 @@
 
     meshrun --nproc-per-node 2 examples/dims/tensor_parallel.py
 
-The model's function is that of one process. A plan of paths says which weights are split, by
-columns or by rows; a pair of layers then costs one all-reduce forward and one backward.
+The model is written for one process. A plan maps paths of weights to splits by columns or by rows.
+A pair of layers then costs one all-reduce forward and one backward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Params = dict[str, Any]
 
 
 def init(rng: np.random.Generator, width: int = 64, hidden: int = 256, blocks: int = 2) -> Params:
-    """Return the whole parameters, drawn alike on all ranks."""
+    """Return the whole initial parameters, the same on all ranks."""
 
     def draw(rows: int, columns: int) -> np.ndarray:
         return rng.normal(size=(rows, columns), scale=rows**-0.5).astype(np.float32)
@@ -61,7 +61,7 @@ def train(params: Params, steps: int = 50) -> list[float]:
 
 
 def main() -> None:
-    """Train with split weights, and with whole ones."""
+    """Train with split weights, then with whole weights in one process."""
     mesh = dist.init_device_mesh("cpu", (-1,), mesh_dim_names=("tp",))
     whole = init(np.random.default_rng(0))
     plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}

@@ -1,9 +1,9 @@
-"""Train a GPT in JAX on the source of Python's own library, over any mesh; see ``gpt.toml``.
+"""Train a GPT in JAX on the source of Python's standard library, on any mesh; see ``gpt.toml``.
 
     meshrun --mesh pp=2,dp_shard=2,tp=2 examples/gpt --config examples/gpt/gpt.toml
 
-The six dims are pp, dp_replicate, dp_shard, cp, tp and ep; those that the mesh does not name have
-one rank. Whichever it is, the losses are the same. A checkpoint loads on any other mesh.
+The six dims are pp, dp_replicate, dp_shard, cp, tp and ep; dims that the mesh does not name have
+one rank. The losses are the same on every mesh. A checkpoint loads on any other mesh.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshlib.checkpoint import Checkpointer
 
 
 def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> list[float]:
-    """Train, from the newest checkpoint in ``folder`` on; return the losses of all steps."""
+    """Train, resuming from the newest checkpoint in ``folder``; return the losses of all steps."""
     config = trainer.config
     run, tokens = config.run, config.data.batch_size * config.model.context
     files = Checkpointer(folder, keep_last=run.keep) if folder else None
@@ -37,7 +37,7 @@ def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> 
     for number in range(len(losses), run.steps if stop_after is None else stop_after):
         losses.append(trainer.step(number))
         now = time.monotonic()
-        if number + 1 == last:  # it was compiled in this step
+        if number + 1 == last:  # this step included compilation
             since = now
         elif dist.get_rank() == 0 and (number + 1) % 10 == 0:
             speed = (number + 1 - last) * tokens / (now - since)
@@ -45,14 +45,14 @@ def train(trainer: Trainer, folder: str = "", stop_after: int | None = None) -> 
         if files is not None and len(losses) % run.every == 0:
             state = trainer.states.state(trainer.tree)
             files.save({"training": state, "losses": np.array(losses)}, step=len(losses))
-    jax.block_until_ready(trainer.tree)  # the last update makes calls: no rank leaves before them
+    jax.block_until_ready(trainer.tree)  # no rank may leave before the last update's calls end
     if files is not None:
         files.close()
     return losses
 
 
 def make_step(path: Path, mesh: dist.DeviceMesh) -> Callable[[], dict[str, Any]]:
-    """Return a step that returns what this rank holds, for ``meshlib explain estimate``."""
+    """Return a step for ``meshlib explain estimate``; it returns the arrays of this rank."""
     config = Config(path)
     jax.config.update("jax_enable_x64", config.run.dtype == "float64")
     trainer = Trainer(config, mesh)
@@ -67,10 +67,10 @@ def make_step(path: Path, mesh: dist.DeviceMesh) -> Callable[[], dict[str, Any]]
 
 
 def main() -> None:
-    """Read the config, train, and say how it went."""
+    """Read the config, train, and print the losses."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", type=Path, default=Path(__file__).with_name("gpt.toml"))
-    parser.add_argument("--checkpoints", default="", help="save here, and go on from what is here")
+    parser.add_argument("--checkpoints", default="", help="save here, and resume from here")
     parser.add_argument("--stop-after", type=int, help="stop after this many steps")
     parser.add_argument("--losses", type=Path, help="write the losses into this file")
     args = parser.parse_args()

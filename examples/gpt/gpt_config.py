@@ -33,10 +33,9 @@ class Dims:
         mesh["dp_replicate", "ep", "cp"].flatten("copies")
         mesh["dp_replicate", "cp"].flatten("copies_of_experts")
         self.dense = mesh["copies", "dp_shard"]
-        """The dims over which parameters are replicated, and the one over which they are sharded.
-        """
+        """The dims that replicate parameters, and the dim that shards them."""
         self.experts = mesh["copies_of_experts", "dp_shard"]
-        """The same for the parameters of experts, which ``ep`` has already split."""
+        """Likewise for the parameters of experts, which are split over ``ep``."""
 
     def sizes(self) -> dict[str, int]:
         """Return the number of ranks of each of the six dims."""
@@ -44,7 +43,7 @@ class Dims:
 
 
 class Config:
-    """All settings: the tables of a TOML file, which has some of the keys of ``gpt.toml``.
+    """All settings: the tables of a TOML file. Missing keys have the values of ``gpt.toml``.
 
     Raises ValueError with the file and the key for a wrong setting.
     """
@@ -71,7 +70,7 @@ class Config:
             self.wrong("model", "top_k", f"of {model.experts} experts")
 
     def check(self, dims: Dims) -> None:
-        """Raise ValueError, before any byte moves, for a setting that does not fit the mesh."""
+        """Raise ValueError for a setting that does not fit the mesh; sends nothing."""
         sizes, model, sequence = dims.sizes(), self.model, self.parallel.sequence
         pp, cp, tp, ep = (sizes[name] for name in ("pp", "cp", "tp", "ep"))
         replicas = dims.sequences.size()
@@ -119,4 +118,4 @@ class Config:
 
     def _divides(self, table: str, key: str, number: int, what: str) -> None:
         if self.tables[table][key] % max(number, 1):
-            self.wrong(table, key, f"which does not divide by {number} ({what})")
+            self.wrong(table, key, f"which is not divisible by {number} ({what})")

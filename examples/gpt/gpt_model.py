@@ -1,7 +1,7 @@
-"""The model: the parameters of its parts, and what a stage computes with them.
+"""The model: the parameters of its parts, and the computation of a stage.
 
-The functions are those of one process. ``parallelize`` and ``fsdp.shard`` make nodes of weights,
-which know their ranks. cp is in the attention, ep in the mixture of experts.
+The functions are written for one process: ``parallelize`` and ``fsdp.shard`` replace weights by
+nodes that make the calls. The attention runs over cp, and the mixture of experts over ep.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Tree = dict[str, Any]
 
 
 def names_of(layers: int, stages: int) -> list[list[str]]:
-    """Return the names of the parts of each stage: equally many blocks, the first some more."""
+    """Return the names of each stage's parts; the first stages may have one block more."""
     ends = [-(-layers * i // stages) for i in range(stages + 1)]
     names = [[f"blocks.{i}" for i in range(*pair)] for pair in itertools.pairwise(ends)]
     names[0].insert(0, "embedding")
@@ -53,7 +53,7 @@ def make_stage(config: Config, names: list[str], dims: Dims) -> Tree:
     stage: Tree = {"blocks": {}}
     for name in names:
         kind, _, number = name.partition(".")
-        # Each part is drawn by itself, so that any stage begins as in the whole model.
+        # Each part has its own generator, so its values do not depend on the mesh.
         rng = np.random.default_rng([config.run.seed, len(kind), int(number or 0)])
         part = split(draw_part(config, kind, int(number or 0), rng), config, dims)
         if number:
@@ -64,7 +64,7 @@ def make_stage(config: Config, names: list[str], dims: Dims) -> Tree:
 
 
 def draw_part(config: Config, kind: str, index: int, rng: np.random.Generator) -> Tree:
-    """Return the whole parameters of one part of the model."""
+    """Return the whole initial parameters of one part of the model."""
     model = config.model
 
     def draw(*shape: int) -> np.ndarray:
@@ -93,7 +93,7 @@ def draw_part(config: Config, kind: str, index: int, rng: np.random.Generator) -
 
 
 def split(part: Tree, config: Config, dims: Dims) -> Tree:
-    """Return this rank's share of a whole part: tp and ep cut first, then dp_shard."""
+    """Return this rank's share of a whole part, split over tp and ep first, then over dp_shard."""
     outside = Shard(1) if config.parallel.sequence else Replicate()
     columns, rows = ColwiseParallel(outside), RowwiseParallel(output_layouts=outside)
     plan: dict[str, ParallelStyle | Shard] = {
@@ -131,7 +131,7 @@ def norm(x: jax.Array, scale: Any) -> jax.Array:
 
 
 def rotate(x: jax.Array, places: np.ndarray) -> jax.Array:
-    """Rotate pairs of features of (batch, length, heads, n) by angles that grow with the place."""
+    """Apply rotary embeddings for positions ``places`` to (batch, length, heads, features)."""
     half = x.shape[-1] // 2
     angles = places[:, None, None] * 10000.0 ** (-np.arange(half) / half)
     cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
@@ -147,7 +147,7 @@ class Stage:
         cp = dims.cp.size()
         self.zigzag = cp > 1 and config.parallel.attention == "ring"
         self.places = sequence_positions(config.model.context // cp, dims.cp, zigzag=self.zigzag)
-        """This rank's places of the sequence."""
+        """This rank's positions in the sequence."""
 
     def __call__(self, params: Tree, x: jax.Array) -> jax.Array:
         """Map tokens (batch, length), or activations, to activations or this rank's logits."""
@@ -169,7 +169,7 @@ class Stage:
         return x + self.mix(params, inside)
 
     def attend(self, params: Tree, x: jax.Array) -> jax.Array:
-        """Causal self-attention of this rank's heads, over the sequence of all ranks of cp."""
+        """Compute causal self-attention of this rank's heads, over whole sequences of cp."""
         x = share_input(x, params["q"], params["k"], params["v"])
         wide = self.config.model.width // self.config.model.heads
         q, k, v = (x @ params[name] for name in "qkv")
@@ -182,7 +182,7 @@ class Stage:
         return y.reshape(*y.shape[:2], -1) @ params["out"]
 
     def mix(self, params: Tree, x: jax.Array) -> jax.Array:
-        """Mix this rank's experts of ep, of whose hidden features each rank of tp has a part."""
+        """Compute the mixture of experts; experts are split over ep, and their features over tp."""
         tp, model, sequence = self.dims.tp, self.config.model, self.config.parallel.sequence
         if sequence:
             x = gather_from_region(x, tp, 1)
@@ -198,7 +198,7 @@ class Stage:
         y = reduce_from_region(y, tp)
         if "shared" in params:
             y = y + jax.nn.gelu(tokens @ params["shared"]["up"]) @ params["shared"]["down"]
-        # Gradients of microbatches are added up: of the loss, each counts as its share.
+        # The gradients of microbatches are summed, so each has its share of the weight.
         weight = model.balance_weight / self.config.data.microbatches
         y = with_loss(y, weight * balance_loss(routes, self.dims.tokens)).reshape(x.shape)
         return scatter_to_region(y, tp, 1) if sequence else y

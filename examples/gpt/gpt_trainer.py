@@ -78,7 +78,7 @@ class Trainer:
 
     @property
     def params(self) -> Tree:
-        """This rank's share of the parameters: its stages' parts, by their names."""
+        """This rank's share of the parameters: the parts of its stages, by name."""
         return merged([stage.params for stage in self.stages])
 
     @property
@@ -99,7 +99,7 @@ class Trainer:
         return text[windows].astype(np.int32), text[windows + 1].astype(np.int32)
 
     def step(self, number: int) -> float:
-        """Do step ``number``, counted from 0; return the loss of the batch, on every rank."""
+        """Run step ``number``, counted from 0; return the batch's loss, on every rank."""
         for stage in self.stages:
             stage.zero_grad()
         inputs, targets = self.batch(number)
@@ -120,7 +120,7 @@ class Trainer:
 
     def _updated(self, params: Tree, state: Tree, grads: Tree) -> tuple[Tree, Tree]:
         def of_one(path: Any, grad: jax.Array) -> jax.Array:
-            # The tokens of all ranks of ep have contributed to its experts.
+            # Tokens of all ranks of ep have contributed to an expert's gradient.
             experts = "experts" in jax.tree_util.keystr(path)
             return grad / self.dims.ep.size() if experts else grad
 

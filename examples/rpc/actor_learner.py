@@ -1,11 +1,12 @@
-"""Actors play, a learner learns from what they have seen: a pole is balanced after a few seconds.
+"""Actors balance a pole on a cart, and a learner improves their policy from their episodes.
 
     meshrun --nproc-per-node 3 examples/rpc/actor_learner.py
 
-Rank 0 has the learner, an object that the others hold a reference to. Each actor plays an episode
-with the weights that it has, reports it and gets new weights. The learner answers when all have
-reported: ``async_execution``, so nobody's thread waits there. REINFORCE (Williams, 1992): rewards
-that follow a push, less their mean, weigh the gradient of the logarithm of its chance.
+Rank 0 has the learner; the actors hold a reference to it. Each actor plays an episode with its
+weights, reports the episode and gets new weights. The learner answers when all actors have
+reported. No thread waits meanwhile (``async_execution``). The method is REINFORCE (Williams, 1992):
+the rewards after a push, less their mean, weight the gradient of the logarithm of the push's
+probability.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Learner:
 
     @rpc.functions.async_execution
     def report(self, actor: int, states: np.ndarray, pushes: np.ndarray) -> rpc.Future[np.ndarray]:
-        """Take an actor's episode; return the weights for its next one, once all have reported."""
+        """Record an actor's episode. Once all have reported, the answer is the new weights (4,)."""
         with self._lock:
             self._reports[actor] = states, pushes
             answer = self._next
@@ -55,14 +56,14 @@ def gradient(weights: np.ndarray, reports: list[tuple[np.ndarray, np.ndarray]]) 
     """Return the direction (4,) in which episodes get longer."""
     states = np.concatenate([states for states, _ in reports])
     pushes = np.concatenate([pushes for _, pushes in reports])
-    # One for each step that is still to come, later ones worth less.
+    # The discounted number of remaining steps.
     worth = np.concatenate([(1 - DISCOUNT ** np.arange(len(p), 0, -1)) for _, p in reports])
     worth = (worth - worth.mean()) / (worth.std() + 1e-8)
     return (worth * (pushes - chance_of_right(weights, states))) @ states / len(states)
 
 
 def act(learner: rpc.RRef[Learner], actor: int, episodes: int) -> int:
-    """Play, on an actor; return how many steps that were."""
+    """Play ``episodes`` episodes on an actor; return the number of steps."""
     rng, weights, steps = np.random.default_rng([7, actor]), np.zeros(4), 0
     for _ in range(episodes):
         states, pushes = episode(weights, rng)
@@ -72,12 +73,10 @@ def act(learner: rpc.RRef[Learner], actor: int, episodes: int) -> int:
 
 
 def run(episodes: int, rate: float = 20.0) -> list[float]:
-    """Learn with all ranks of the job; return the mean length of the episodes by update, on
-    rank 0.
-    """
+    """Learn with all ranks of the job; on rank 0, return the mean episode length by update."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if size < 2:
-        raise ValueError(f"this takes a learner and at least one actor, got {size} rank")
+        raise ValueError(f"expected a learner and at least one actor, got {size} rank")
     rpc.init_rpc("learner" if rank == 0 else f"actor{rank}")
     lengths: list[float] = []
     if rank == 0:
@@ -93,9 +92,9 @@ def run(episodes: int, rate: float = 20.0) -> list[float]:
 
 
 def main() -> None:
-    """Learn, and print how long the pole stood."""
+    """Learn, and print the mean episode length."""
     parser = argparse.ArgumentParser(description="Balance a pole with actors and a learner.")
-    parser.add_argument("--episodes", type=int, default=150, help="of each actor")
+    parser.add_argument("--episodes", type=int, default=150, help="episodes of each actor")
     options = parser.parse_args()
     dist.init_process_group()
     lengths = run(options.episodes)

@@ -1,4 +1,4 @@
-"""A pole on a cart, to be kept upright by pushing the cart to the left or to the right.
+"""A pole on a cart, balanced by pushes to the left or to the right.
 
 The equations are those of Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve
 difficult learning control problems" (1983), without friction, integrated by Euler's method.
@@ -17,7 +17,7 @@ _FARTHEST, _STEEPEST = 2.4, math.radians(12)
 
 
 class CartPole:
-    """One cart. Its state is (position, its speed, angle, its speed): m, m/s, rad, rad/s."""
+    """One cart. Its state is (position, velocity, angle, angular velocity): m, m/s, rad, rad/s."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._state = rng.uniform(-0.05, 0.05, 4)
@@ -29,7 +29,7 @@ class CartPole:
         return self._state.copy()
 
     def push(self, right: bool) -> bool:
-        """Push for one step; return True if the pole still stands and the episode goes on."""
+        """Push for one step; return True if the pole still stands and the episode continues."""
         _, speed, angle, turn = self._state
         sine, cosine, mass = math.sin(angle), math.cos(angle), CART + POLE
         push = ((FORCE if right else -FORCE) + POLE * HALF_LENGTH * turn**2 * sine) / mass
@@ -42,13 +42,14 @@ class CartPole:
 
 
 def chance_of_right(weights: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """Return the chances with which the policy pushes right: logistic in the states (..., 4)."""
+    """Return the probability of a push to the right in each of the states (..., 4)."""
     return 1 / (1 + np.exp(-states @ weights))
 
 
 def episode(weights: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Run the policy of ``weights`` (4,) until the end. Return the states (steps, 4), and for each
-    whether the policy pushed to the right (steps,).
+    """Play an episode with the policy of ``weights`` (4,).
+
+    Return the states (steps, 4), and whether the policy pushed to the right in each (steps,).
     """
     cart, states, pushes, goes_on = CartPole(rng), list[np.ndarray](), list[bool](), True
     while goes_on:

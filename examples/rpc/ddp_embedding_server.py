@@ -1,8 +1,8 @@
-"""Data parallel trainers, and a server with an embedding that is too large for any of them.
+"""Data parallel trainers, and a server with an embedding too large for a trainer.
 
     meshrun --nproc-per-node 3 examples/rpc/ddp_embedding_server.py
 
-The last rank has the embedding. Each other rank looks up rows there, and has a replica of the dense
+The last rank has the embedding. Each other rank looks up rows in it, and has a replica of the dense
 part. DistributedDataParallel averages the dense gradients over the trainers. The embedding's
 gradients go back to the server. One DistributedOptimizer steps both.
 """
@@ -37,7 +37,7 @@ class Mean(nn.Module):
 
 
 def draw(rng: np.random.Generator, samples: int) -> tuple[Any, Any]:
-    """Return texts, each of words mostly of one class, and these classes."""
+    """Return texts (samples, LENGTH), with words mostly of one class, and their classes."""
     labels = rng.integers(0, CLASSES, samples)
     off = rng.random((samples, LENGTH)) < 0.4
     classes = np.where(off, rng.integers(0, CLASSES, off.shape), labels[:, None])
@@ -92,7 +92,7 @@ def run(steps: int, batch: int = 64) -> list[float]:
 
 
 def main() -> None:
-    """Begin, run, end."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=160)
     args = parser.parse_args()

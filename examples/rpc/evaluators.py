@@ -1,10 +1,10 @@
-"""A pool of workers that evaluate candidates. A free worker takes the next one.
+"""A pool of workers that evaluate candidates. A free worker gets the next candidate.
 
     meshrun --nproc-per-node 4 --on-failure continue examples/rpc/evaluators.py [--lose 2]
 
 Rank 0 searches for weights that keep a pole upright (the cross-entropy method: Rubinstein, 1999),
-and the other ranks try them. The candidates of a dead evaluator go to others. ``--lose RANK`` kills
-one, to show that.
+and the other ranks evaluate them. Other evaluators take over the candidates of a dead one:
+``--lose RANK`` kills one to show this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pool:
     def map(self, func: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Return ``[func(item) for item in items]``, each evaluated by a free worker.
 
-        Raises the errors of ``func``, ``WorkerLostError`` when no worker is left.
+        Raises the errors of ``func``, and ``WorkerLostError`` when no worker is left.
         """
         results: dict[int, Any] = {}
         left, free, failures = deque(range(len(items))), [*self.workers], list[BaseException]()
@@ -111,8 +111,8 @@ def search(pool: Pool, generations: int, candidates: int = 24) -> list[float]:
 
 
 def run(generations: int, lose: int | None = None) -> tuple[list[float], dict[int, int]]:
-    """Search with all ranks of the job; return the scores by generation, and how many candidates
-    each evaluator has tried, on rank 0.
+    """Search with all ranks of the job; on rank 0, return the scores by generation, and the number
+    of candidates that each evaluator has tried.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     rpc.init_rpc("head" if rank == 0 else f"evaluator{rank}")

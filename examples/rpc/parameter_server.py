@@ -22,13 +22,13 @@ from parallel import nn, optim
 
 
 def make_model() -> nn.Module:
-    """Return a small network for digits."""
+    """Return a network for digits, with the same values on every worker."""
     rng = np.random.default_rng(0)
     return nn.Sequential(nn.Linear(64, 64, rng=rng), nn.ReLU(), nn.Linear(64, 10, rng=rng))
 
 
 def make_data() -> tuple[Any, Any]:
-    """Return images and labels."""
+    """Return images (n, 64), float32 in [0, 1], and labels (n,)."""
     images, labels = load_digits(return_X_y=True)
     return (images / 16).astype(np.float32), labels
 
@@ -42,7 +42,7 @@ class ParameterServer:
         self._optimizer = optim.Adam(self._parameters, lr=3e-3)
         self._trainers = trainers
         self._lock = threading.Lock()
-        self._came = 0
+        self._received = 0
         self._answer: rpc.Future[Any] = rpc.Future()
 
     def fetch(self) -> list[Any]:
@@ -51,17 +51,17 @@ class ParameterServer:
 
     @rpc.functions.async_execution
     def update_and_fetch(self, grads: list[Any]) -> rpc.Future[Any]:
-        """Take a trainer's gradients; the answer is the model after the update with all of them."""
+        """Add a trainer's gradients; the answer is the model after the update by all trainers."""
         with self._lock:
             for parameter, grad in zip(self._parameters, grads, strict=True):
                 share = grad / self._trainers
                 parameter.grad = share if parameter.grad is None else parameter.grad + share
-            self._came += 1
-            answer, full = self._answer, self._came == self._trainers
+            self._received += 1
+            answer, full = self._answer, self._received == self._trainers
             if full:
                 self._optimizer.step()
                 self._optimizer.zero_grad()
-                self._came, self._answer = 0, rpc.Future()
+                self._received, self._answer = 0, rpc.Future()
         if full:
             # The next update waits for all trainers, so it cannot change arrays still being read.
             answer.set_result(self.fetch())
@@ -69,7 +69,7 @@ class ParameterServer:
 
 
 def train(server: rpc.RRef[ParameterServer], share: slice, epochs: int, batch: int) -> float:
-    """Train on a share of the data, on a trainer. Return the last epoch's mean loss."""
+    """Train on a share of the data; return the last epoch's mean loss."""
     images, labels = (array[share] for array in make_data())
     model, loss_function = make_model(), nn.CrossEntropyLoss()
     arrays = server.rpc_sync().fetch()
@@ -89,14 +89,14 @@ def train(server: rpc.RRef[ParameterServer], share: slice, epochs: int, batch: i
 
 
 def run(epochs: int, batch: int = 32) -> float:
-    """Train with all ranks of the job; return the share of digits that the model gets right."""
+    """Train with all ranks of the job; on rank 0, return the test accuracy, from 0 to 1."""
     rpc.init_rpc(f"worker{dist.get_rank()}")
     right = 0.0
     if dist.get_rank() == 0:
         trainers = dist.get_world_size() - 1
         server = rpc.RRef(ParameterServer(trainers))
         images, labels = make_data()
-        size = 1500 // trainers  # the rest is for the test
+        size = 1500 // trainers  # the other images are for the test
         shares = [slice(i * size, (i + 1) * size) for i in range(trainers)]
         calls = [
             rpc.rpc_async(1 + i, train, (server, share, epochs, batch), timeout=0)
@@ -112,7 +112,7 @@ def run(epochs: int, batch: int = 32) -> float:
 
 
 def main() -> None:
-    """Begin, run, end."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=12)
     args = parser.parse_args()

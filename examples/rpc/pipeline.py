@@ -1,10 +1,10 @@
-"""A model whose parts live on several workers, with microbatches passing through.
+"""A model whose parts live on several workers, with several microbatches under way.
 
     meshrun --nproc-per-node 3 examples/rpc/pipeline.py
 
-Rank 0 sends microbatches to the first part, and each part's outputs to the next one. While one part
-works on a microbatch, the others work on other ones. (``parallel.pipeline`` has stages that send to
-each other, and schedules that bound memory. This form suits parts that are chosen at run time.)
+Rank 0 sends microbatches to the first part, and each part's outputs to the next one. The parts
+work on different microbatches at the same time. (``parallel.pipeline`` has stages that send to each
+other, and schedules that bound memory. This form suits parts that are chosen at run time.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parallel.rpc import DistributedOptimizer, RemoteModule, dist_autograd
 
 
 def make_part(number: int, parts: int) -> nn.Module:
-    """Return one part of a network for digits; the last one gives logits."""
+    """Return one part of a network for digits; the last part returns logits."""
     rng = np.random.default_rng(number)
     columns = 64 if number < parts - 1 else 10
     linear = nn.Linear(64, columns, rng=rng)
@@ -30,10 +30,10 @@ def make_part(number: int, parts: int) -> nn.Module:
 
 
 def forward(parts: list[RemoteModule], inputs: list[Any]) -> list[Any]:
-    """Return the outputs for several microbatches, which are in different parts at once."""
+    """Return the outputs for several microbatches, which pass through the parts concurrently."""
     under_way: list[Any] = [None] * len(inputs)
     for tick in range(len(inputs) + len(parts) - 1):
-        # The furthest first: what it waits for was asked for in the tick before.
+        # The last part goes first: its input was requested in the previous tick.
         for number, part in reversed(list(enumerate(parts))):
             i = tick - number
             if 0 <= i < len(inputs):
@@ -43,7 +43,7 @@ def forward(parts: list[RemoteModule], inputs: list[Any]) -> list[Any]:
 
 
 def run(epochs: int, batch: int = 128, microbatches: int = 4) -> float:
-    """Train with all ranks of the job; return the share of digits that the model gets right."""
+    """Train with all ranks of the job; on rank 0, return the test accuracy, from 0 to 1."""
     rpc.init_rpc(f"worker{dist.get_rank()}")
     right = 0.0
     if dist.get_rank() == 0:
@@ -78,7 +78,7 @@ def run(epochs: int, batch: int = 128, microbatches: int = 4) -> float:
 
 
 def main() -> None:
-    """Begin, run, end."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=12)
     args = parser.parse_args()

@@ -2,10 +2,9 @@
 
     meshrun --nproc-per-node 2 examples/rpc/split_rnn.py
 
-Rank 0 has the cell (a GRU, Cho et al., arXiv:1406.1078) and reads a stretch of a text in each step.
-Rank 1 has the table of letters, and predicts the next letter. In each step values go from one to
-the other and back, and their gradients the other way. Each rank updates its own weights. Needs JAX
-and optax.
+Rank 0 has the cell (a GRU, Cho et al., arXiv:1406.1078) and reads a part of a text in each step.
+Rank 1 has the table of letters, and predicts the next letter. In each step values travel between
+the ranks, and gradients travel back. Each rank updates its own weights. Needs JAX and optax.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def loss_of(output: Any, states: Any, following: Any) -> Any:
 
 
 def make(seed: int, *shapes: tuple[int, int]) -> list[Any]:
-    """Return arrays of such shapes, drawn at random."""
+    """Return random float32 arrays of these shapes."""
     rng = np.random.default_rng(seed)
     return [
         jnp.asarray(rng.normal(0, rows**-0.5, (rows, columns)), jnp.float32)
@@ -68,13 +67,13 @@ def make(seed: int, *shapes: tuple[int, int]) -> list[Any]:
 
 
 def make_ends() -> tuple[rpc.RRef[Weights], rpc.RRef[Weights]]:
-    """On the worker of the letters: return its weights."""
+    """Make the weights of the worker "letters" there; return references to them."""
     table, output = make(1, (len(LETTERS), COLUMNS), (HIDDEN, len(LETTERS)))
     return rpc.RRef(Weights(table)), rpc.RRef(Weights(output))
 
 
 def run(steps: int, samples: int = 16, length: int = 24) -> list[float]:
-    """Train over two ranks; return the losses."""
+    """Train on two ranks; return the losses, on rank 0."""
     rpc.init_rpc(("reader", "letters")[dist.get_rank()])
     losses: list[float] = []
     if dist.get_rank() == 0:
@@ -102,7 +101,7 @@ def run(steps: int, samples: int = 16, length: int = 24) -> list[float]:
 
 
 def main() -> None:
-    """Begin, run, end."""
+    """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=120)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The roles of a mesh's dims."""
+"""The dims of a mesh as replicas and tensor parallel ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from meshlib import DeviceMesh
 def replicas_and_tp(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
     """Return the mesh of a model's replicas, and the mesh of the ranks that share one replica.
 
-    The ranks of a replica are along the dim ``tp``; all other dims number replicas. Without ``tp``,
-    each replica has one rank. A mesh with only ``tp`` has a single replica.
+    The ranks of a replica are along the dim ``tp``; all other dims are dims of replicas. Without
+    ``tp``, each replica has one rank. A mesh with only ``tp`` has a single replica.
     """
     names = mesh.mesh_dim_names or ()
     if "tp" not in names:

@@ -11,8 +11,8 @@ import numpy as np
 def load_digits() -> tuple[np.ndarray, np.ndarray]:
     """Return the images (1797, 64), float64 from 0 to 16, and the labels (1797,), int64.
 
-    It returns the same as ``sklearn.datasets.load_digits(return_X_y=True)``, from the same file,
-    but does not import scikit-learn, which would take each rank a second.
+    These are the arrays of ``sklearn.datasets.load_digits(return_X_y=True)``, read from the same
+    file without the slow import of scikit-learn.
     """
     package = find_spec("sklearn")
     path = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else None

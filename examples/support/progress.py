@@ -16,10 +16,9 @@ from rich.progress import Progress as Bars
 
 
 class Progress:
-    """Shows how far ``tasks`` are; ``shown`` is true on one rank.
+    """The display of the progress of tasks; ``shown`` is True on one rank.
 
-    Where the output is not a terminal (a pipe, a log file) a line is written every ``every``
-    seconds, and one when a task is done.
+    If the output is not a terminal, it prints a line every ``every`` seconds, and at a task's end.
     """
 
     def __init__(self, shown: bool, every: float = 3.0) -> None:
@@ -39,20 +38,20 @@ class Progress:
             self._bars.stop()
 
     def task(self, title: str, total: int, done: int = 0) -> Callable[[str], None]:
-        """Begin a task of ``total`` steps; call what is returned after each, with a text."""
+        """Begin a task of ``total`` steps; return a function to call with a text after each."""
         if not self._shown:
             return lambda text: None
         if self._on_terminal:
             number = self._bars.add_task(title, total=total, completed=done, text="")
             return lambda text: self._bars.update(number, advance=1, text=text)
-        begun = told = time.monotonic()
+        begun = printed = time.monotonic()
 
         def advance(text: str) -> None:
-            nonlocal done, told
+            nonlocal done, printed
             done += 1
             now = time.monotonic()
-            if done == total or now - told >= self._every:
-                told = now
+            if done == total or now - printed >= self._every:
+                printed = now
                 print(f"{title}: {done} of {total}, {text}, {now - begun:.0f} s", flush=True)
 
         return advance

@@ -128,6 +128,10 @@ class RankLayout:
         # Only properties that equal slices share, however the ranks are numbered.
         return hash((self.layout.shape, len(self.numbering), self.numbering.largest()))
 
+    def key(self) -> tuple[object, ...]:
+        """Return a tuple of C types that equals another layout's if the layouts are equal."""
+        return (self.layout.shape, self._ordered_slices().tobytes())
+
     # ------------------------------------------------------------------ asked
 
     @property

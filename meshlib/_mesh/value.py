@@ -458,3 +458,13 @@ def check_product(shape: Sequence[int]) -> int:
     if count > MAX_RANKS:
         raise ValueError(f"mesh_shape {tuple(shape)} has {count} ranks, more than {MAX_RANKS}")
     return count
+
+
+def mesh_key(mesh: MeshValue) -> tuple[object, ...]:
+    """Return a tuple that equals another mesh's if the meshes are equal.
+
+    Tuples are compared and hashed without running Python code, which ``jax.jit`` requires of the
+    static fields of a pytree's nodes if ranks are threads. It takes 8 bytes for each rank.
+    """
+    ranks = mesh._ranks  # pyright: ignore[reportPrivateUsage]
+    return (mesh.device_type, mesh.mesh_dim_names, *ranks.key())

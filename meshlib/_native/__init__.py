@@ -1,7 +1,7 @@
-"""The compiled part of calls, where there is one: see ``calls.h``.
+"""The compiled part of calls, if it was built: see ``calls.h``.
 
-It numbers and records usual calls, and begins them in the engine of ``transport._native``. What it
-does Python does as well; a class with a twin in Python is typed as that one.
+It numbers and records common calls, and starts them in the engine of ``transport._native``. Python
+code implements the same; a compiled class with a Python twin has the twin's type.
 """
 
 from __future__ import annotations
@@ -9,4 +9,4 @@ from __future__ import annotations
 from transport._native import core, load
 
 calls = None if core is None else load("_calls", __name__)[0]
-"""The module, or None."""
+"""The compiled module, or None."""

@@ -1,9 +1,9 @@
-/* The usual calls of a group, numbered and recorded here. Where the ranks share memory, the engine makes them, too. */
+/* Numbers and records the common calls of a group. If the ranks share memory, the engine also makes these calls. */
 #include "kinds.h"
 
 #define KNOWN_LOCKS 16
 
-/* The lock of messages to a peer, or of messages from it under a tag. */
+/* The lock of messages to a peer, or of messages from a peer with a tag. */
 typedef struct {
     int kind, peer;
     uint32_t tag;
@@ -12,18 +12,18 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    GroupObject *group; /* NULL: the ranks share no memory, and no call is made here, only opened */
+    GroupObject *group; /* NULL: the ranks share no memory; calls are opened here, but Python makes them */
     Order *order;
-    char checked; /* 0: neither recorded nor compared, to measure what that costs */
-    char met;     /* 0: the members have not met yet, and collectives are left to Python */
+    char checked; /* 0: calls are neither recorded nor compared, to measure the cost of doing so */
+    char met;     /* 0: the members are not connected yet, so Python makes collectives */
     GroupFacts facts;
-    PyObject *senders, *receivers; /* lists of the rings to and from each member; None: left to Python */
-    PyObject *arrived[4];          /* empty while no thread and no message waits for the other */
-    /* Shared with the calls that Python makes: their recorder, checks and functions. */
+    PyObject *senders, *receivers; /* lists of the rings to and from each member; entries of None: Python */
+    PyObject *arrived[4];          /* receives and messages that Python handles; all must be empty for a receive here */
+    /* Shared with the calls that Python makes: the recorder, checks and functions. */
     Recorder *ring;
     PyObject *id, *resume, *carry_message, *run, *observers, *is_logged, *of_peer;
     StreamLock *collectives;
-    PeerLock known[KNOWN_LOCKS]; /* of the last point-to-point calls; of_peer(kind, peer, tag) knows all */
+    PeerLock known[KNOWN_LOCKS]; /* a cache of of_peer(kind, peer, tag) for the last point-to-point calls */
     int known_count, next_known;
 } FastPath;
 
@@ -41,8 +41,8 @@ typedef struct {
 
 static PyObject *str_cpu, *debug_level;
 
-/* Take the turn of a call if all is as usual: 1, 0, or -1 with an exception. Nothing between here and the record gives
- * up the interpreter's lock, so the order of calls is kept. */
+/* Acquire the lock of a call if no special case applies. Return 1, 0, or -1 with an exception. The GIL is held from
+ * here until the call is recorded, which preserves the order of calls. */
 static int enter_stream(FastPath *s, StreamLock *lock, int peer) {
     if (PyTuple_GET_SIZE(s->ring->followers) || s->ring->annotate != Py_None) return 0;
     if (peer == COLLECTIVE && PyDict_GET_SIZE(s->observers)) return 0;
@@ -52,7 +52,7 @@ static int enter_stream(FastPath *s, StreamLock *lock, int peer) {
     return s->order->numbering ? 0 : try_enter(lock);
 }
 
-/* Number a call whose turn is taken, and look who makes it: 0, or -1 with an exception, and the turn given back. */
+/* Number a call whose lock is held, and find its caller. Return 0, or -1 with an exception and the lock released. */
 static int open_call(FastPath *s, NewCall *call) {
     int collective = call->peer == COLLECTIVE;
     call->record = NULL;
@@ -64,7 +64,7 @@ static int open_call(FastPath *s, NewCall *call) {
     }
     Py_END_CRITICAL_SECTION();
     if (!s->checked) return 0;
-    /* Other threads may run meanwhile: their calls follow this one. */
+    /* Other threads may run during this; their calls have later numbers. */
     if (prepare_record(s->ring, &call->opening) == 0) return 0;
     leave_with(call->lock, NULL);
     return -1;
@@ -78,13 +78,13 @@ static void record(FastPath *s, NewCall *call) {
 
 /* ------------------------------------------------------------------ calls of the engine */
 
-/* Carry out a call whose arrays are exported: 0, or -1 with an exception. */
+/* Make a call whose arrays are exported. Return 0, or -1 with an exception. */
 static int carry_out(FastPath *s, NewCall *call, CallSpecification *what) {
     GroupObject *o = s->group;
     what->header = call->header;
     o->sync = 1;
-    /* A small call is recorded while its data is on its way to the others, and theirs to this member. To begin a
-     * large one gives up the interpreter's lock, so it is recorded before: records are in the order of the calls. */
+    /* A small call is recorded after it has started, while data is in flight. Starting a large call releases the GIL,
+     * so it is recorded first, to keep records in the order of calls. */
     int small = transport->is_small(o);
     if (!small) record(s, call);
     Status status = transport->begin_call(o, what);
@@ -97,8 +97,8 @@ static int carry_out(FastPath *s, NewCall *call, CallSpecification *what) {
         Py_XDECREF(call->record);
         return 0;
     }
-    o->group.wake_requested = 0; /* Python checks first why the call was woken */
-    /* Called from here, so that the turn is given back also where a signal ends it before its first line. */
+    o->group.wake_requested = 0; /* Python first checks why the call was woken. */
+    /* Called from here, so that the lock is released even if a signal ends `resume` before its first line. */
     PyObject *record = call->record ? (PyObject *)call->record : Py_NewRef(Py_None);
     PyObject *done = PyObject_CallFunction(s->resume, "Oi", record, (int)status);
     Py_DECREF(record);
@@ -108,7 +108,7 @@ static int carry_out(FastPath *s, NewCall *call, CallSpecification *what) {
 
 /* ------------------------------------------------------------------ calls of Python */
 
-/* The turn of a point-to-point call (a new reference): NULL with an exception. */
+/* Return the lock of a point-to-point call (a new reference), or NULL with an exception. */
 static StreamLock *lock_of_peer(FastPath *s, PyObject *kind, int peer, uint32_t tag) {
     long number = PyLong_AsLong(kind);
     for (int i = 0; i < s->known_count; i++) {
@@ -123,7 +123,7 @@ static StreamLock *lock_of_peer(FastPath *s, PyObject *kind, int peer, uint32_t 
         Py_DECREF(found);
         return NULL;
     }
-    /* Another thread may have added the lock meanwhile: then it is in the table twice. */
+    /* Another thread may have added the same lock; a duplicate in the table is harmless. */
     int at = s->known_count < KNOWN_LOCKS ? s->known_count++ : s->next_known;
     s->next_known = (at + 1) % KNOWN_LOCKS;
     PyObject *before = (PyObject *)s->known[at].lock;
@@ -140,7 +140,7 @@ static int none_arrived(const FastPath *s) {
     return 1;
 }
 
-/* The ring that a message takes, if it can be used now. */
+/* Return the ring for a message, or NULL if Python must handle the message. */
 static RingObject *find_ring(const FastPath *s, int kind, int peer) {
     PyObject *rings = kind == SEND ? s->senders : s->receivers;
     if (!rings || peer >= PyList_GET_SIZE(rings) || (kind == RECV && !none_arrived(s))) return NULL;
@@ -148,11 +148,11 @@ static RingObject *find_ring(const FastPath *s, int kind, int peer) {
     return Py_IS_TYPE(ring, transport->ring_end_type) ? (RingObject *)ring : NULL;
 }
 
-/* Carry out a message that is opened. Python goes on with one that has to wait. */
+/* Send or receive an opened message. If it has to wait, Python continues it. */
 static PyObject *carry_message(FastPath *s, NewCall *call, const Py_buffer *view, PyObject *array) {
     int kind = call->header.kind;
     record(s, call);
-    /* Looked for again: recording may have run other code. */
+    /* Find the ring again, because recording may have run other code. */
     RingObject *ring = find_ring(s, kind, call->peer);
     Py_XINCREF(ring);
     int done = ring && (kind == SEND ? transport->send_now : transport->receive_now)(ring, &call->header, view);
@@ -188,10 +188,10 @@ static PyObject *message(FastPath *s, NewCall *call, const Arguments *given) {
 
 /* ------------------------------------------------------------------ the entry */
 
-/* make(kind, listed, arguments, seconds): make a call of the arguments that the method of its kind has. */
+/* make(kind, listed, arguments, seconds): make a call of `kind` with the arguments of its Python method. */
 static PyObject *fast_path_make(FastPath *s, PyObject *const *args, Py_ssize_t count) {
     if (!s->group && !s->senders) Py_RETURN_NOTIMPLEMENTED;
-    if (count != 4) return PyErr_Format(PyExc_TypeError, "expected kind, listed, arguments, and seconds");
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "expected kind, listed, arguments and seconds");
     NewCall call = {.peer = COLLECTIVE, .lock = s->collectives};
     if (PyFloat_CheckExact(args[3])) call.seconds = PyFloat_AS_DOUBLE(args[3]);
     else if (PyLong_CheckExact(args[3])) call.seconds = PyLong_AsDouble(args[3]);
@@ -223,7 +223,7 @@ static PyObject *fast_path_make(FastPath *s, PyObject *const *args, Py_ssize_t c
     return leave_with(call.lock, carry_out(s, &call, &what) < 0 ? NULL : result_of(&given));
 }
 
-/* Have Python's `run` make the call that is opened here. */
+/* Open a call, and let Python's `run` make it. */
 static PyObject *run(FastPath *s, CallSpec *spec, NewCall *call) {
     int entered = enter_stream(s, call->lock, call->peer);
     if (entered <= 0) return entered < 0 ? NULL : Py_NewRef(Py_NotImplemented);
@@ -234,10 +234,10 @@ static PyObject *run(FastPath *s, CallSpec *spec, NewCall *call) {
     return leave_with(call->lock, result);
 }
 
-/* open(spec, seconds): number and record a call, and have Python make it. */
+/* open(spec, seconds): number and record a call, and let Python make it. */
 static PyObject *fast_path_open(FastPath *s, PyObject *const *args, Py_ssize_t count) {
     if (count != 2 || !Py_IS_TYPE(args[0], spec_type)) {
-        PyErr_SetString(PyExc_TypeError, "expected a CallSpec, and seconds");
+        PyErr_SetString(PyExc_TypeError, "expected a CallSpec and seconds");
         return NULL;
     }
     CallSpec *spec = (CallSpec *)args[0];
@@ -262,14 +262,15 @@ static int keep_ranks(GroupFacts *u, PyObject *ranks) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* FastPath(native, rings, met, parts): native is the engine's group, or None; rings are those of ``Messages.rings``,
- * or None. The parts are (id, ranks, resume, carry_message, run, order, collectives, of_peer, ring, observers, is_logged, ops, type of arrays). */
+/* FastPath(native, rings, met, parts): `native` is the engine's group or None; `rings` is the result of `Messages.rings`
+ * or None. `parts` is (id, ranks, resume, carry_message, run, order, collectives, of_peer, ring, observers, is_logged,
+ * ops, array type). */
 static int fast_path_init(FastPath *s, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *native, *rings, *id, *ranks, *resume, *carry_message, *run, *order, *collectives, *of_peer, *ring, *observers, *is_logged, *ops,
         *array_type;
     int met;
     if (s->order) {
-        PyErr_SetString(PyExc_RuntimeError, "a FastPath is made once");
+        PyErr_SetString(PyExc_RuntimeError, "this FastPath is already initialised");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "OOp(OO!OOOO!O!OO!O!OO!O!)", &native, &rings, &met, &id, &PyTuple_Type, &ranks,
@@ -280,7 +281,7 @@ static int fast_path_init(FastPath *s, PyObject *args, PyObject *Py_UNUSED(kwarg
         PyErr_Format(PyExc_TypeError, "expected a Group or None, got %R", native);
         return -1;
     }
-#ifndef Py_GIL_DISABLED /* the interpreter's lock keeps other threads off a ring */
+#ifndef Py_GIL_DISABLED /* Only the GIL keeps other threads from using a ring at the same time. */
     if (rings != Py_None) {
         PyObject *const *found = s->arrived;
         if (!PyArg_ParseTuple(rings, "O!O!OOOO", &PyList_Type, &s->senders, &PyList_Type, &s->receivers, &s->arrived[0],

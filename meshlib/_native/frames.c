@@ -1,8 +1,7 @@
 /* Finds a call's place in the user's program: the nearest caller outside of this project's files.
  *
- * A frame object for each of the project's own frames in between would take half as long as all the
- * rest of recording a call. CPython has no public way to look at a caller without one, so this reads
- * the interpreter's frames where their layout is known, as greenlet and Cython do.
+ * CPython's public API needs a frame object for each frame on the way, which is slow. Like greenlet
+ * and Cython, this reads the interpreter's frames directly if their layout is known.
  */
 #define Py_BUILD_CORE 1
 #include "calls.h"
@@ -13,7 +12,7 @@
 #define HAS_FRAMES 1
 #endif
 
-/* Whether the frames of a file are to be skipped: 1, 0, or -1 with an exception. */
+/* Return 1 if the file belongs to this project, whose frames are skipped; 0; or -1 with an exception. */
 static int is_own(Recorder *ring, PyObject *file) {
     for (int i = 0; i < KNOWN_FILES; i++)
         if (ring->files[i].name == file) return ring->files[i].own;
@@ -49,8 +48,8 @@ static int is_shim(const Frame *Py_UNUSED(f)) { return 0; }
 static const _Py_CODEUNIT *instruction_of(const Frame *f) { return f->prev_instr; }
 #endif
 
-/* The frame itself, or the nearest of those it was called from that runs Python code: there are
- * frames for calls from C, and such as have not begun. */
+/* Return f, or its nearest caller that runs Python code. Frames of calls from C, and frames that have
+ * not started, are skipped. */
 static Frame *complete(Frame *f) {
     for (; f; f = f->previous)
         if (!is_shim(f) && (f->owner == FRAME_OWNED_BY_GENERATOR ||
@@ -66,7 +65,7 @@ int find_caller(Recorder *ring, PyCodeObject **code, int *instruction) {
         return -1;
     }
     for (;;) {
-        /* May run Python code for a file that was not seen yet, which returns to here. */
+        /* For a new file, this may run Python code, which leaves the frames unchanged when it returns. */
         int own = is_own(ring, code_of(frame)->co_filename);
         if (own < 0) return -1;
         if (!own || !(caller = complete(frame->previous))) break;

@@ -1,9 +1,9 @@
-/* The C form of a call of each kind. Python makes every other call, and has words for its errors. */
+/* The calls of each kind that C can make. Python makes all other calls, and raises their errors. */
 #include "kinds.h"
 
 #define NO_SIDE {NONE, NEVER, 0}
 
-/* The arguments are those of the methods in meshlib/_collectives, from the first on. */
+/* Arguments are numbered from 0 as in the methods of meshlib/_collectives. */
 static const KindRow table[] = {
     [BARRIER] = {NO_SIDE, NO_SIDE, .op = NONE, .rank = NONE, .spare = 0, .result = NONE},
     [BROADCAST] = {{0, AT_ROOT, 0}, {0, ELSEWHERE, 0}, .op = NONE, .rank = 1, .place = 2, .spare = 3, .agreed = 1},
@@ -26,7 +26,7 @@ static int is_whole(PyObject *number, long *value) {
     return !overflow;
 }
 
-/* The place in the group of a global rank or of a place; -1: neither is given, or not as usual. */
+/* Return the group rank of a global rank or a group rank. Return `otherwise` if both are None, -1 if invalid. */
 static int find_place(const GroupFacts *u, PyObject *rank, PyObject *place, int otherwise) {
     long value;
     if (rank == Py_None) {
@@ -74,14 +74,14 @@ static int take_array(const GroupFacts *u, GroupObject *o, PyObject *array, int 
     return Py_IS_TYPE(array, u->array_type) && transport->export_array(o, array, writable);
 }
 
-/* Export a side's arrays: the number of them; 0: they are not as usual. */
+/* Export the arrays of a side. Return their number, or 0 if Python must handle them. */
 static int take_side(const GroupFacts *u, GroupObject *o, const Arguments *a, const Side *side, int at, int writable) {
     PyObject *argument = a->arguments[side->argument];
     int parts = side->parts ? u->size : 1, first = o->exported;
     if (!side->parts || !a->listed) {
         if (!take_array(u, o, argument, writable)) return 0;
         const Py_buffer *view = &o->views[first];
-        /* Data from or to all members is split by rows. */
+        /* With parts on both sides, as in an all-to-all, an array is split by rows. */
         Py_ssize_t units = view->len / view->itemsize;
         if (a->row->input.parts && a->row->output.parts) units = view->ndim ? view->shape[0] : 1;
         if (units % parts) return 0;
@@ -93,7 +93,7 @@ static int take_side(const GroupFacts *u, GroupObject *o, const Arguments *a, co
         PyObject *array = PyList_GetItemRef(argument, i);
         int taken = array && take_array(u, o, array, writable);
         Py_XDECREF(array);
-        if (!array) PyErr_Clear(); /* another thread has made the list shorter */
+        if (!array) PyErr_Clear(); /* Another thread has shortened the list. */
         if (!taken) return 0;
         transport->describe_part(o, at + i, first + i, 0, 1);
     }
@@ -105,7 +105,7 @@ static int overlap(const Py_buffer *x, const Py_buffer *y) {
     return a < b + y->len && b < a + x->len;
 }
 
-/* True if no array that is written shares memory with another one. A member's own part may be the part's copy. */
+/* Return whether no output shares memory with another array. A member's own input may be its own output. */
 static int are_apart(const GroupObject *o, int inputs, const Array *own_input, const Array *own_output) {
     int is_copy = own_input && own_output && own_input->data == own_output->data;
     for (int i = inputs; i < o->exported; i++)
@@ -133,7 +133,7 @@ static int take_all(const GroupFacts *u, GroupObject *o, const Arguments *a, Cal
     int inputs = o->exported, outputs = 0;
     if (gets && !(outputs = take_side(u, o, a, output, what->inputs, 1))) return 0;
     what->count = what->inputs + outputs;
-    /* A list that only the root has. */
+    /* Members without the list, which only the root has, must pass None. */
     const Side *list = input->parts ? input : output;
     if (list->parts && !is_there(list, is_root) && a->arguments[list->argument] != Py_None) return 0;
     if (!what->count) return 1; /* a barrier */
@@ -160,7 +160,7 @@ int take_arguments(const GroupFacts *u, GroupObject *o, const Arguments *a, Call
     *what = (CallSpecification){.kind = kind, .root = a->root, .reduces = a->op != 0};
     what->header = (Header){.kind = (uint16_t)kind, .root = a->row->rank == NONE ? NO_ROOT : a->root};
     *nbytes = 0;
-    transport->release_arrays(o); /* of a call that was broken off */
+    transport->release_arrays(o); /* of a call that was interrupted */
     if (take_all(u, o, a, what, nbytes)) return 1;
     transport->release_arrays(o);
     return 0;

@@ -4,15 +4,15 @@
 
 const Api *transport;
 
-/* Find what transport's module offers: 0, or -1 with an exception. */
+/* Import the C API of transport's module. Return 0, or -1 with an exception. */
 static int find_transport(void) {
     PyObject *module = PyImport_ImportModule(API_MODULE);
     PyObject *capsule = module ? PyObject_GetAttrString(module, "api") : NULL;
     transport = capsule ? PyCapsule_GetPointer(capsule, API_NAME) : NULL;
     Py_XDECREF(module);
-    Py_XDECREF(capsule); /* it has static memory */
+    Py_XDECREF(capsule); /* Its pointer is to static memory. */
     if (transport && transport->size == sizeof *transport) return 0;
-    if (transport) PyErr_SetString(PyExc_ImportError, API_MODULE " was built from other sources");
+    if (transport) PyErr_SetString(PyExc_ImportError, API_MODULE " was built from different sources");
     return -1;
 }
 
@@ -31,7 +31,7 @@ static int fill(PyObject *module) {
     return 0;
 }
 
-/* Types are found by static pointers: one interpreter. */
+/* Static pointers refer to the types, so only one interpreter is supported. */
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill},
 #if PY_VERSION_HEX >= 0x030C0000
                                    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},

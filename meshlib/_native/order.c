@@ -1,12 +1,11 @@
-/* The numbers of a group that Python and C both count on. */
+/* The call numbers and the history of a group, which Python and C share. */
 #include "calls.h"
 
 #define PRIME 65521u /* as in transport/_calls/header.py */
 
 PyTypeObject *order_type;
 
-/* The header as one number, little end first, modulo the prime: by words, each with what its place is
- * worth there. */
+/* Return the header, read as one little-endian number, modulo PRIME: the sum of its words times powers of 2**64. */
 uint16_t history_after(const Header *header) {
     const uint64_t one = UINT64_MAX % PRIME + 1; /* 2**64 */
     uint64_t words[HEADER_BYTES / 8], sum = 0, worth = 1;
@@ -22,7 +21,7 @@ static PyMemberDef order_members[] = {
     {"numbering", T_BOOL, offsetof(Order, numbering), 0, NULL},
     {NULL}};
 
-/* One argument of read_header, for a field of so many bits. */
+/* Read one argument of read_header for a field of `bits` bits. Return 0, or -1 with an exception. */
 static int read_field(PyObject *value, const char *name, int bits, int64_t least, int64_t otherwise,
                       int64_t *into) {
     *into = otherwise;

@@ -1,4 +1,4 @@
-/* The last calls of a rank: the base of meshlib/_recording/recorder.py's FlightRecorder. */
+/* A ring buffer of a rank's last calls: the base of FlightRecorder in meshlib/_recording/recorder.py. */
 #include "calls.h"
 
 PyTypeObject *recorder_type;
@@ -7,8 +7,8 @@ static inline void refer(PyObject **to, PyObject *object) {
     if (*to != object) Py_XSETREF(*to, Py_NewRef(object));
 }
 
-/* A record for the next call, of no group until it is filled in: that of the oldest, where nobody else
- * refers to it. Its memory has left the caches, but what it refers to is mostly what the new one will, too. */
+/* Return a record for the next call, without a group until it is filled in. Reuses the oldest record if it has no other
+ * references, because the new record mostly refers to the same objects. */
 static Fields *next_record(Recorder *ring) {
     Fields *oldest = ring->records[ring->next], *record;
     PyObject *completion = NULL, *error = NULL;
@@ -28,7 +28,7 @@ static Fields *next_record(Recorder *ring) {
         record->waiting_for = Py_NewRef(Py_None);
         record->completion = Py_NewRef(Py_None);
         record->error = Py_NewRef(Py_None);
-        /* That may have collected garbage, which runs code that makes calls: look again. */
+        /* Read again: the allocation may have collected garbage, which may have made calls. */
         oldest = ring->records[ring->next];
         ring->records[ring->next] = record;
     }
@@ -43,7 +43,7 @@ static Fields *next_record(Recorder *ring) {
     return record;
 }
 
-/* The name that the calling thread gives to its calls: NULL with an exception. */
+/* Return the label of the calling thread's calls or None, or NULL with an exception. */
 static PyObject *find_label(Recorder *ring) {
     if (!PyDict_GET_SIZE(ring->labels)) return Py_NewRef(Py_None);
     PyObject *thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident()), *label = NULL;
@@ -119,7 +119,7 @@ static PyObject *recorder_open(Recorder *ring, PyObject *const *args, Py_ssize_t
     return (PyObject *)record;
 }
 
-/* The records that are filled in, oldest first. */
+/* copy(): a list of the records that are filled in, oldest first. */
 static PyObject *recorder_copy(Recorder *ring, PyObject *Py_UNUSED(none)) {
     PyObject *list = PyList_New(0);
     Py_BEGIN_CRITICAL_SECTION(ring);
@@ -136,13 +136,13 @@ static int recorder_init(Recorder *ring, PyObject *args, PyObject *Py_UNUSED(kwa
     PyObject *type, *own_files;
     Py_ssize_t capacity;
     if (ring->records) {
-        PyErr_SetString(PyExc_RuntimeError, "a Recorder is made once");
+        PyErr_SetString(PyExc_RuntimeError, "this Recorder is already initialised");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "nO!O!", &capacity, &PyType_Type, &type, &PyDict_Type, &own_files))
         return -1;
     if (capacity < 1 || !PyType_IsSubtype((PyTypeObject *)type, transport->fields_type)) {
-        PyErr_SetString(PyExc_ValueError, "expected a capacity of at least 1, and a kind of CallFields");
+        PyErr_SetString(PyExc_ValueError, "expected a capacity of at least 1, and a subclass of CallFields");
         return -1;
     }
     ring->followers = PyTuple_New(0);

@@ -1,4 +1,4 @@
-/* The type CallSpec: meshlib/_calls/spec.py. */
+/* The type CallSpec, as in meshlib/_calls/spec.py. */
 #include "calls.h"
 
 PyTypeObject *spec_type;
@@ -31,7 +31,7 @@ static PyObject *spec_new(PyObject *type, PyObject *const *args, size_t flags, P
         PyObject *name = PyTuple_GET_ITEM(keywords, i);
         int place = index_of(name);
         if (place < 0 || given[place])
-            return PyErr_Format(PyExc_TypeError, "CallSpec has no argument %R, or it is given twice", name);
+            return PyErr_Format(PyExc_TypeError, "CallSpec got an unknown or duplicate argument %R", name);
         given[place] = args[count + i];
     }
     if (!given[0] || !given[1]) {

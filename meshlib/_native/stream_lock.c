@@ -1,4 +1,4 @@
-/* A lock that knows its thread, with a queue of waiting threads beside it: one stream's turns. */
+/* The lock of one stream of calls, which stores its owner thread and a queue of waiting tasks. */
 #include "stream_lock.h"
 
 PyTypeObject *lock_type;
@@ -29,7 +29,7 @@ static int leave(StreamLock *self) {
 
 PyObject *leave_with(StreamLock *self, PyObject *result) {
     PyObject *type, *value, *trace;
-    if (!self->draining) { /* the usual case at once */
+    if (!self->draining) { /* fast path */
         release(self);
         return result;
     }
@@ -73,7 +73,7 @@ static PyObject *lock_is_mine(StreamLock *self, PyObject *Py_UNUSED(none)) { ret
 static int lock_init(StreamLock *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *queue;
     if (self->lock) {
-        PyErr_SetString(PyExc_RuntimeError, "a StreamLock is made once");
+        PyErr_SetString(PyExc_RuntimeError, "this StreamLock is already initialised");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "O", &queue)) return -1;

@@ -5,6 +5,7 @@ docs/reference/meshlib/extend.md:
 
 - ``Job``: the calling rank's job, its groups, and the change to the next epoch;
 - groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;
+- meshes: ``mesh_key``;
 - calls: ``observe``, ``issue``, ``recorded``, ``at_once``, and the descriptions of a call;
 - checks of arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``;
 - ``dump`` and ``load``: objects as bytes, in the format of collectives on objects;
@@ -19,6 +20,7 @@ from meshlib._calls.spec import CallSpec, Run
 from meshlib._job.continuing.epochs import Change, Choose
 from meshlib._job.current import derived_group
 from meshlib._job.membership import Epoch
+from meshlib._mesh.value import mesh_key
 from meshlib._recording.log import RankLog
 from meshlib._recording.recorder import Record
 from meshlib.extend._calls import issue, observe, recorded
@@ -66,6 +68,7 @@ __all__ = [
     "issue",
     "load",
     "log_of",
+    "mesh_key",
     "observe",
     "on_failure",
     "op_name",

@@ -1,6 +1,6 @@
-"""Global arrays on a mesh: shardings, plans between them, and arrays that know theirs.
+"""Global arrays on a mesh: shardings, redistribution plans and distributed arrays.
 
-A ``Sharding`` is a value, for arithmetic without communication::
+A ``Sharding`` is a value that computes without communication::
 
     s = Sharding(mesh, P("dp", None, ("cp", "tp")))     # Or [Shard(0), Replicate(), Partial("sum")]
 
@@ -15,14 +15,14 @@ A ``Sharding`` is a value, for arithmetic without communication::
 
     s.plan(other, shape, dtype)     # The collectives from one sharding to another, with bytes.
 
-A ``DArray`` is a global array of which each rank has a part::
+A ``DArray`` is a global array; each rank has a part of it::
 
     x = distribute_array(array, s)  # Or zeros, ones, full, random(shape, s, ...).
     x = DArray.from_local(part, s)
 
     x.to_local(), x.redistribute(P(None, "dp")), x.full_array()
 
-    np.sum(x * 2, axis=0), a @ b    # NumPy: each rank computes its part; see ``rules``.
+    np.sum(x * 2, axis=0), a @ b    # NumPy's functions: each rank computes its part.
 """
 
 from meshlib.sharding._blocks import block

@@ -64,7 +64,7 @@ def shared_elements(
     left: Sequence[Sequence[int]],
     right: Sequence[Sequence[int]],
 ) -> int:
-    """Return how many elements each rank has in both of two shardings, summed over all ranks.
+    """Return the number of elements that a rank has in both of two shardings, summed over ranks.
 
     ``left`` and ``right`` have the mesh dims that split each dim of the array ``shape``. Each array
     dim is computed separately, so the cost depends on the mesh dims involved, not on all ranks.
@@ -75,7 +75,7 @@ def shared_elements(
     for length, a, b in zip(shape, left, right, strict=True):
         lengths, dims = overlap(length, mesh_shape, a, b)
         used.update(dims)
-        # Beyond int64 Python's integers are exact, and slower.
+        # Python's integers are slower than int64, but do not overflow.
         terms += [lengths if bound < 2**62 else lengths.astype(object), dims]
     copies = math.prod(size for m, size in enumerate(mesh_shape) if m not in used)
     return copies * (int(np.einsum(*terms, [])) if terms else 1)

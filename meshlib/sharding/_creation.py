@@ -1,4 +1,4 @@
-"""Global arrays out of whole ones, of equal values and of random ones."""
+"""Creation of DArrays: from a whole array, of equal values, of random values."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from transport._checks import to_whole_number
 
 
 def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | None = 0) -> DArray:
-    """Return the global ``array`` in ``sharding``, with one rank's values.
+    """Return the ``array`` of one rank as a DArray in ``sharding``.
 
     ``src_data_rank`` is that rank's place in the mesh (0: the first). On other ranks ``array`` is
     ignored and may be None. All ranks compare their arguments, then each receives its part, once.
-    With ``src_data_rank=None`` each rank of the mesh has the same whole array and takes its part;
-    nothing is sent or compared. The parts are copies.
+    With ``src_data_rank=None`` each rank of the mesh passes the same whole array, and nothing is
+    sent or compared. The parts are copies.
 
-    Raises TypeError, on all ranks, unless it is a NumPy or CuPy array. Raises ValueError, on all
-    ranks, for a ``src_data_rank`` outside of the mesh, an array with fewer dims than the spec, and
-    arguments that differ between ranks. Raises ValueError on a rank outside the mesh.
+    Raises TypeError, on all ranks, unless ``array`` is a NumPy or CuPy array. Raises ValueError, on
+    all ranks, for a ``src_data_rank`` outside of the mesh, an array with fewer dims than the spec,
+    and arguments that differ between ranks. Raises ValueError on a rank outside the mesh.
     """
     check_sharding(sharding)
     mesh = sharding.mesh
@@ -43,7 +43,7 @@ def distribute_array(array: Array, sharding: Sharding, *, src_data_rank: int | N
     group = mesh.process_group
     is_source = group.rank() == src
     whole = sharding.reduced()
-    # Of equal parts each rank gets a piece, and the ranks that have the others give it theirs.
+    # Replicas receive a piece of their part each, and gather the other pieces among themselves.
     landed = spread(whole, shape, whole.replicated_dims, keep=whole.dims)
     module = array_module(array) if is_source else module_for(mesh.device_type)
     part = module.empty(landed.local_shape(shape, rank), dtype)
@@ -71,10 +71,10 @@ def full(
 ) -> DArray:
     """Return a global array of ``fill_value``; every rank makes its own part, and nothing is sent.
 
-    ``fill_value`` is a single value or, the same on all ranks, an array that broadcasts to
-    ``shape``; ``dtype`` is that of the value by default. On a rank outside the mesh it has no local
-    array. Raises ValueError for a shape with fewer dims than the spec, and for a value that does
-    not broadcast to it.
+    ``fill_value`` is a single value, or an array that broadcasts to ``shape``, the same on all
+    ranks. ``dtype`` is that of the value by default. On a rank outside the mesh the result has no
+    local array. Raises ValueError for a shape with fewer dims than the spec, and for a value that
+    does not broadcast to it.
     """
     check_sharding(sharding)
     lengths = sharding.check_shape(shape)

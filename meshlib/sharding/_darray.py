@@ -26,8 +26,8 @@ class DArray(GlobalArray):
     every rank of the mesh makes the same calls. None of them communicates, except that partial
     values are reduced when first needed. If operands would have to be redistributed, or an
     operation has no rule (``meshlib.sharding._rules``), it raises ``ShardingError``, which names
-    the remedy. On a rank outside the mesh a DArray has no local array; only ``redistribute``,
-    ``full_array`` and its description work there.
+    the remedy. On a rank outside the mesh a DArray has no local array; only its attributes,
+    ``redistribute`` and ``full_array`` work there.
     """
 
     __slots__ = ()

@@ -1,9 +1,9 @@
 """Random numbers by position: element i of a global array is the same on every rank.
 
 The generator is counter-based (Philox 4x64, Salmon et al., "Parallel random numbers: as easy as 1,
-2, 3", 2011). Element i, in C order of the global array, takes draw i (uniform) or draws 2i and 2i +
-1 (normal, by Box and Muller). A rank draws the numbers of its part. If the part consists of short
-pieces, the rank also draws the numbers between them and drops those.
+2, 3", 2011). Element i, in C order of the global array, uses draw i (uniform) or draws 2i and 2i +
+1 (normal, by the Box-Muller transform). A rank draws the numbers of its part. If the part consists
+of short pieces, the rank also draws the numbers between the pieces and drops them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from meshlib.sharding._local import Box, shape_of
 
 _AT_ONCE = 1 << 16
-_PER_COUNT = 4  # draws that Philox makes of one counter
+_PER_COUNT = 4  # draws that Philox makes from one counter
 
 Draws = npt.NDArray[np.uint64]
 

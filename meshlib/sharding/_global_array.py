@@ -27,11 +27,11 @@ A = TypeVar("A", bound="GlobalArray")
 
 
 class ShardingError(ValueError):
-    """An operation has no rule for how its arrays are sharded; the message says what to do."""
+    """An operation has no rule for the shardings of its arrays; the message names the remedy."""
 
 
 class GlobalArray(NDArrayOperatorsMixin):
-    """The array that rules compute with; ``DArray`` adds NumPy's dispatch to the rules."""
+    """The base of ``DArray``, which adds NumPy's dispatch to the rules."""
 
     __slots__ = ("_local", "dtype", "shape", "sharding")
 
@@ -69,20 +69,20 @@ class GlobalArray(NDArrayOperatorsMixin):
 
         With ``run_check``, the ranks of the mesh compare their parts' shapes and dtypes. Each rank
         sends a few bytes to every other. The global ``shape`` may then be left out, even if parts
-        are uneven. All ranks raise ValueError, which names the first rank with a wrong part.
-        Without ``run_check`` no rank sends anything. Parts are then assumed to be even, unless
-        ``shape`` is given.
+        are uneven. If a part is wrong, all ranks raise ValueError, which names the first rank with
+        a wrong part. Without ``run_check`` no rank sends anything. Parts are then assumed to be
+        even, unless ``shape`` is given.
 
-        Raises ValueError when ``local`` has another shape than its part of ``shape``, and on a rank
-        outside the mesh; TypeError unless it is a NumPy or CuPy array, of a dtype to which the op
-        of its partial values applies.
+        Raises ValueError if ``local`` has another shape than its part of ``shape``, and on a rank
+        outside the mesh. Raises TypeError unless ``local`` is a NumPy or CuPy array with a dtype to
+        which the op of its partial values applies.
         """
         lengths = (agreed_shape if run_check else own_shape)(local, sharding, shape)
         for _, op in sharding.partial_dims:
             check_op(REDUCTIONS[op], local.dtype)
         return cls(local, sharding, lengths, local.dtype)
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ attributes
 
     @property
     def mesh(self) -> DeviceMesh:
@@ -112,13 +112,13 @@ class GlobalArray(NDArrayOperatorsMixin):
     def to_local(self) -> Array:
         """Return this rank's part: a view, so that writing to it changes this array.
 
-        Partial values are as they are, not reduced. None on a rank outside the mesh.
+        Partial values are not reduced. It is None on a rank outside the mesh.
         """
         return None if self._local is None else self._local.view()
 
     @property
     def local(self) -> Array:
-        """As ``to_local``, for ranks of the mesh. Raises ValueError on a rank outside."""
+        """The result of ``to_local``. Raises ValueError on a rank outside the mesh."""
         if self._local is None:
             raise ValueError(
                 f"rank {self.mesh.get_rank()} is not in {self.mesh}, so it has no part of the array"
@@ -148,12 +148,12 @@ class GlobalArray(NDArrayOperatorsMixin):
     def redistribute(
         self, spec: Any = None, partial: PartialDims = None, *, async_op: bool = False
     ) -> Self | Work[Any]:
-        """Return the same global array in another sharding; every rank of the mesh calls.
+        """Return the same global array in another sharding; every rank of the mesh calls it.
 
-        ``spec`` is a ``Sharding``, on this mesh or another one (then the ranks of both call), or a
-        spec for this mesh. The steps are those of ``self.sharding.plan(...)``. An array that lies
-        so already is returned itself. With ``async_op`` the result is a ``Work``, whose
-        ``result()`` is the array; until it is done this one must not change.
+        ``spec`` is a spec for this mesh, or a ``Sharding`` on this or another mesh. The ranks of
+        both meshes then make the call. The steps are those of ``self.sharding.plan(...)``. An array
+        that has the sharding already is returned itself. With ``async_op`` the result is a
+        ``Work``, whose ``result()`` is the array; do not change this array until it is done.
         """
         target = self.sharding.with_spec(spec, partial)
         steps = plan(self.sharding, target, self.shape, self.dtype)
@@ -185,9 +185,9 @@ class GlobalArray(NDArrayOperatorsMixin):
         return self.transpose()
 
     def item(self) -> Any:
-        """Return the value of an array with one element, which rank 0 and all others get.
+        """Return the value of an array with one element, on every rank.
 
-        Raises ValueError for more elements.
+        Raises ValueError for another number of elements.
         """
         if self.size != 1:
             raise ValueError(f"{self!r} has {self.size} elements; expected one")
@@ -208,7 +208,7 @@ class GlobalArray(NDArrayOperatorsMixin):
     def astype(self, dtype: Any, copy: bool = True) -> Self:
         """Return the array in another dtype, a copy; partial values are reduced first.
 
-        Without ``copy`` an array that has the dtype is returned itself, partial values as they are.
+        Without ``copy`` an array that has the dtype is returned itself, even if it is partial.
         """
         if not copy and self.dtype == np.dtype(dtype):
             return self
@@ -222,7 +222,7 @@ class GlobalArray(NDArrayOperatorsMixin):
         return type(self)(local, self.sharding, self.shape, self.dtype)
 
     def reshape(self, *shape: Any) -> Self:
-        """Return the array in another shape, where each part of it is a part of the result."""
+        """Return the array in another shape, in which each rank's part must stay one part."""
         return cast(Self, np.reshape(self, shape[0] if len(shape) == 1 else shape))
 
     def transpose(self, *axes: Any) -> Self:
@@ -247,6 +247,6 @@ class GlobalArray(NDArrayOperatorsMixin):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise ShardingError(
-            f"{self!r} is not turned into one array silently; use full_array() for the whole of it,"
+            f"{self!r} is not gathered implicitly; use full_array() for the whole array,"
             " to_local() for this rank's part"
         )

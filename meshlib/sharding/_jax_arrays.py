@@ -1,4 +1,4 @@
-"""DArrays as ``jax.Array`` and back, on the mesh that ``DeviceMesh.to_jax`` gives."""
+"""Conversion between DArrays and ``jax.Array``, on the mesh of ``DeviceMesh.to_jax``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def to_jax(x: GlobalArray) -> jax.Array:
-    """See ``DArray.to_jax``."""
+    """Implement ``DArray.to_jax``."""
     import jax
     import jax.sharding
 
@@ -27,7 +27,7 @@ def to_jax(x: GlobalArray) -> jax.Array:
         if length % prod(mesh.shape[i] for i in x.sharding.split_of(d)):
             raise ValueError(
                 f"to_jax: dim {d} of {x!r} is not split evenly, as JAX's arrays must be;"
-                " redistribute it so that it is"
+                " redistribute it first"
             )
     jax_mesh = mesh.to_jax()
     names = jax_mesh.axis_names
@@ -54,7 +54,7 @@ def from_jax(array: jax.Array, mesh: DeviceMesh) -> tuple[Any, Sharding, tuple[i
 
 
 def _by_number(spec: Any, names: tuple[Any, ...]) -> list[Any]:
-    """Return JAX's spec with the mesh dims by number: they may have no names here."""
+    """Return JAX's spec with mesh dims by number, because a DeviceMesh may have no names."""
     entries: list[Any] = []
     for entry in spec:
         keys = () if entry is None else entry if isinstance(entry, tuple) else (entry,)

@@ -1,4 +1,4 @@
-"""One rank's part of an array, of NumPy or CuPy, and boxes of the global array."""
+"""Functions for a rank's part of an array (NumPy or CuPy), and for boxes of the global array."""
 
 from __future__ import annotations
 

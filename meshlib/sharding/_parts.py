@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def own_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the global shape, as ``DArray.from_local`` finds it without asking other ranks."""
+    """Return the global shape for ``DArray.from_local(run_check=False)``; send nothing."""
     check_sharding(sharding)
     _check_part(local)
     sharding.check_shape(local.shape)
@@ -40,9 +40,9 @@ def own_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> 
 
 
 def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the global shape that the parts of all ranks make up.
+    """Return the global shape of the array that consists of the parts of all ranks.
 
-    Raises ValueError on all of them when they make up none.
+    Raises ValueError on all ranks if the parts do not fit together.
     """
     check_sharding(sharding)
     mesh = sharding.mesh
@@ -80,9 +80,9 @@ def agreed_shape(local: Array, sharding: Sharding, shape: Sequence[int] | None) 
 def agreed_source(
     array: Any, sharding: Sharding, src_data_rank: Any
 ) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    """Return the group rank that has the values of ``distribute_array``, their shape and dtype.
+    """Return the group rank of ``distribute_array``'s source, and its array's shape and dtype.
 
-    Raises on all ranks what is wrong with the arguments of one.
+    If an argument of one rank is wrong, all ranks raise the error.
     """
     mesh, rank = sharding.mesh, sharding.mesh.get_rank()
 
@@ -111,7 +111,8 @@ def _agreed(
 ) -> list[dict[str, Any]]:
     """Return the value that ``describe`` returns on each rank of ``mesh``, in group order.
 
-    Raises on all of them what one raises, and ValueError where ``same`` entries differ.
+    If ``describe`` raises on one rank, all ranks raise. Raises ValueError if the entries named in
+    ``same`` differ.
     """
     if mesh.coordinate_of(mesh.get_rank()) is None:
         raise ValueError(f"rank {mesh.get_rank()} is not in {mesh}, so it has no part of the array")
@@ -122,14 +123,14 @@ def _agreed(
         for what in same:
             if answer[what] != first[what]:
                 raise ValueError(
-                    f"rank {rank} has {what} {answer[what]}, but rank {ranks[0]} {first[what]};"
+                    f"rank {rank} has {what} {answer[what]}, but rank {ranks[0]} has {first[what]};"
                     f" expected the same on all ranks of {mesh}"
                 )
     return answers
 
 
 def check_sharding(sharding: Any) -> None:
-    """Raise TypeError unless it is a Sharding; without one there is no mesh to tell others over."""
+    """Raise TypeError, on this rank only, unless it is a Sharding: other ranks are unknown."""
     if not isinstance(sharding, Sharding):
         raise TypeError(
             f"sharding is {sharding!r}; expected a Sharding, such as Sharding(mesh, P('dp'))"
@@ -141,12 +142,12 @@ def _check_part(local: Any) -> None:
     if array_module(local) is None:
         raise TypeError(
             f"local is a {type(local).__module__}.{type(local).__qualname__}; expected a NumPy or"
-            " CuPy array (for jax.Array there is DArray.from_jax)"
+            " CuPy array (for jax.Array use DArray.from_jax)"
         )
 
 
 def _summed(shapes: Sequence[tuple[int, ...]], sharding: Sharding) -> tuple[int, ...]:
-    """Return the lengths of the parts along each dim, added up; the ranks are in mesh order."""
+    """Return the sum of the parts' lengths along each dim; ``shapes`` are in mesh order."""
     sizes = sharding.mesh.shape
     strides = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
     lengths: list[int] = []

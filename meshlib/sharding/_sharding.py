@@ -17,7 +17,7 @@ class Sharding(ShardingValue):
     """The distribution of a global array over ``mesh``: immutable, and equal on all ranks.
 
     ``spec`` may be JAX's, ``P("dp", None, ("cp", "tp"))``: for each array dim the mesh dims that
-    split it, the outermost first. So ``("cp", "tp")`` and ``("tp", "cp")`` differ. It may be
+    split it, the outermost first. So ``("cp", "tp")`` and ``("tp", "cp")`` differ. Or it may be
     torch's, ``[Shard(0), Replicate(), Partial("sum")]``: a placement for each mesh dim. Mesh dims
     that ``spec`` does not name replicate the array. ``partial`` has the mesh dims along which
     values still have to be reduced: ``{"tp": "max"}``, or ``"tp"``, ``("tp", "cp")`` for sums.

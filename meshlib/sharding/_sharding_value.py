@@ -28,8 +28,8 @@ from transport._checks import to_whole_numbers
 
 PartialDims = Mapping[DimKey, Any] | Sequence[DimKey] | DimKey | None
 LINEAR = frozenset({"sum", "avg"})
-"""The linear ops. Partial values of several linear ops may be reduced in any order, and adding or
-scaling partial values gives partial values of the result.
+"""The linear ops. Partial values of several linear ops may be reduced in any order. Sums and
+multiples of partial values are partial values of the result.
 """
 
 
@@ -43,7 +43,7 @@ class ShardingValue:
     """The partial mesh dims, by number, with their ops."""
     mesh: DeviceMesh
     """The mesh."""
-    _hash: int = field(compare=False)  # kept, because hashing the mesh is slow
+    _hash: int = field(compare=False)  # stored, because hashing the mesh is slow
 
     def __init__(self, mesh: DeviceMesh, spec: Any = None, partial: PartialDims = None) -> None:
         if not isinstance(mesh, DeviceMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -97,7 +97,8 @@ class ShardingValue:
 
     # ------------------------------------------------------------------ a value
 
-    # By hand: a frozen dataclass with slots raises an unhelpful error for a name without a field.
+    # Written by hand: a frozen dataclass with slots raises an unhelpful error for a name without a
+    # field.
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Sharding is immutable; {name!r} cannot be set")
 
@@ -207,8 +208,8 @@ class ShardingValue:
     def replica(self, rank: int | None = None) -> int:
         """Return the number of ``rank`` among the ranks with its part: 0 to ``replica_count`` - 1.
 
-        Exactly one rank of each part has number 0. Let that rank do what must be done once, such
-        as writing the part. Raises ValueError for a rank that is not in the mesh.
+        Exactly one rank of each part has number 0. Let that rank do work that must be done once,
+        such as writing the part. Raises ValueError for a rank that is not in the mesh.
         """
         coordinate = self._coordinate_of(rank)
         number = 0

@@ -24,11 +24,11 @@ Entry = DimKey | tuple[DimKey, ...] | None
 
 
 class P(tuple[Entry, ...]):
-    """For each array dim, the mesh dims that split it, as ``jax.sharding.PartitionSpec`` has it.
+    """The mesh dims that split each array dim, like ``jax.sharding.PartitionSpec``.
 
-    An entry is a mesh dim (name or number), a tuple of them, the outermost first, or None for a dim
-    that is not split. Array dims without an entry are not split. ``("dp",)`` is kept as ``"dp"``,
-    ``()`` as None. Raises TypeError for other entries.
+    An entry is a mesh dim (name or number), a tuple of mesh dims, the outermost first, or None for
+    a dim that is not split. Array dims without an entry are not split. ``("dp",)`` is stored as
+    ``"dp"``, ``()`` as None. Raises TypeError for other entries.
     """
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class P(tuple[Entry, ...]):
         return super().__new__(cls, (_entry(entry, entries) for entry in entries))
 
     def __getnewargs__(self) -> tuple[Entry, ...]:
-        """Return the entries, which pickle makes it again from."""
+        """Return the arguments for pickle."""
         return tuple(self)
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Replicate:
 class Partial:
     """The value is the reduction by ``reduce_op`` along the mesh dim at this placement's position.
 
-    ``reduce_op`` is "sum", "avg", "product", "min" or "max". Raises ValueError for another.
+    ``reduce_op`` is "sum", "avg", "product", "min" or "max". Raises ValueError for another op.
     """
 
     reduce_op: str = "sum"
@@ -92,7 +92,7 @@ Placement = Shard | Replicate | Partial
 
 
 def reduction_name(op: object) -> str:
-    """Return the name in ``REDUCTIONS`` of a name or a ReduceOp; raise ValueError for another."""
+    """Return the name in ``REDUCTIONS`` of a name or ReduceOp; raise ValueError if it has none."""
     kind = op.kind if isinstance(op, ReduceOp) else op
     name = kind.name.lower() if isinstance(kind, RedOpType) else kind
     if isinstance(name, str) and name in REDUCTIONS:
@@ -101,16 +101,17 @@ def reduction_name(op: object) -> str:
 
 
 def read_spec(spec: Any, mesh_ndim: int) -> tuple[P, dict[DimKey, str]]:
-    """Return a spec in either manner as a ``P`` and the partial mesh dims with their ops.
+    """Return a spec in JAX's or torch's notation as a ``P``, and the partial mesh dims with ops.
 
-    A list with a placement in it is torch's: one placement for each mesh dim; where two split one
-    array dim, the first mesh dim is the outer one. Raises TypeError and ValueError for others.
+    A list that contains a placement is torch's: it has one placement for each mesh dim. If two mesh
+    dims split an array dim, the first is the outer one. Raises TypeError or ValueError for an
+    invalid spec.
     """
     if spec is None:
         return P(), {}
     if isinstance(spec, P):
         return spec, {}
-    # jax.sharding.PartitionSpec has sums that are still to be made apart from the dims.
+    # jax.sharding.PartitionSpec lists the dims of pending sums separately.
     unreduced: dict[DimKey, str] = dict.fromkeys(getattr(spec, "unreduced", ()), "sum")
     spec = getattr(spec, "partitions", spec)
     if isinstance(spec, (str, int)) or not isinstance(spec, Iterable):
@@ -139,7 +140,7 @@ def read_spec(spec: Any, mesh_ndim: int) -> tuple[P, dict[DimKey, str]]:
 def parse_spec(text: str) -> tuple[P, dict[DimKey, str]]:
     """Parse ``"dp, None, (dp2, tp); sum: cp"``: return a ``P`` and the partial dims.
 
-    ``P(...)`` around it and quotes are allowed. Raises ValueError for anything else.
+    An enclosing ``P(...)`` and quotes are allowed. Raises ValueError for anything else.
     """
     dims, *rest = (
         re.sub(r"^\s*P\((.*)\)\s*$", r"\1", text).replace("'", "").replace('"', "").split(";")
@@ -176,6 +177,6 @@ def _word(word: str, text: str) -> DimKey | None:
 
 def _no_spec(text: str) -> ValueError:
     return ValueError(
-        f"spec {text!r} is not one; expected such as 'dp, None, (dp2, tp)': for each array dim a"
-        " mesh dim, None or several mesh dims; and '; sum: tp' for what is partial along tp"
+        f"spec {text!r} is invalid; expected a mesh dim, None or several mesh dims for each array"
+        " dim, and '; sum: tp' for sums that are partial along tp: 'dp, None, (dp2, ep); sum: tp'"
     )

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -39,6 +38,7 @@ from meshlib import DeviceMesh, ProcessGroup, ReduceOp, get_rank, get_world_size
 from meshlib.sharding import Replicate, Shard
 from parallel._checks import check_instance
 from parallel._nested import meant_by
+from parallel.jax._static import register_node
 from parallel.jax._trees import is_trained, path_of
 from parallel.tensor_parallel._styles import (
     ColwiseParallel,
@@ -176,11 +176,7 @@ _T = TypeVar("_T")
 Style = ColwiseParallel | RowwiseParallel | Shard
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["array"],
-    meta_fields=["mesh", "style", "axis"],
-)
+@register_node("mesh", "style", "axis")
 @dataclass(frozen=True)
 class SplitWeight:
     """This rank's part of a matrix, split along ``axis``: a pytree node whose leaf is ``array``.
@@ -257,7 +253,7 @@ class SplitWeight:
         return gather_from_region(y, self.mesh, features) if isinstance(layout, Replicate) else y
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["mesh"])
+@register_node("mesh")
 @dataclass(frozen=True)
 class SummedParameter:
     """A whole array whose gradient is summed, for use on each rank's part of the sequence.

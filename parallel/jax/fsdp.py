@@ -32,6 +32,7 @@ from parallel._checks import to_floating
 from parallel._core.replicas import raise_on_all_ranks
 from parallel._groups import check_shard_mesh
 from parallel.jax._gathering import Split, gather_arrays, save_results
+from parallel.jax._static import register_node
 from parallel.jax._tensor_parallel import SplitWeight, SummedParameter
 from parallel.jax._trees import (
     TreeOfParameters,
@@ -59,7 +60,7 @@ __all__ = [
 Tree = Any
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["split"])
+@register_node("split")
 @dataclass(frozen=True)
 class ShardedArray:
     """This rank's part of an array: a pytree node whose only leaf is ``array``."""

@@ -110,7 +110,9 @@ def test_a_mistake_in_the_config_is_named_with_file_and_key(tmp_path):
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith(f"{config}: [train] batch_size is 63, which does not divide by 2 replicas")
+    assert last.endswith(
+        f"{config}: [train] batch_size is 63, which is not divisible by 2 replicas"
+    )
 
 
 def test_ddp_digits(tmp_path):

@@ -115,17 +115,21 @@ def test_a_run_goes_on_over_another_mesh(before, after, reference, tmp_path):
 BAD = [
     ({"dp": 2}, {}, "the mesh has dim 'dp'; expected some of pp, dp_replicate, dp_shard, cp"),
     ({"pp": 3}, {}, "[model] layers is 2, fewer than the 3 stages of pp"),
-    ({"dp_shard": 3}, {}, "[data] batch_size is 8, which does not divide by 3"),
-    ({"tp": 3}, {}, "[model] vocabulary is 128, which does not divide by 3 (ranks of tp)"),
-    ({"tp": 2}, {"kv_heads": 1}, "[model] kv_heads is 1, which does not divide by 2 (ranks of tp)"),
-    ({"cp": 3}, {}, "[model] context is 16, which does not divide by 6"),
+    ({"dp_shard": 3}, {}, "[data] batch_size is 8, which is not divisible by 3"),
+    ({"tp": 3}, {}, "[model] vocabulary is 128, which is not divisible by 3 (ranks of tp)"),
+    (
+        {"tp": 2},
+        {"kv_heads": 1},
+        "[model] kv_heads is 1, which is not divisible by 2 (ranks of tp)",
+    ),
+    ({"cp": 3}, {}, "[model] context is 16, which is not divisible by 6"),
     (
         {"cp": 2, "tp": 2},
         {"kv_heads": 2, "attention": '"all_to_all"'},
-        "[model] kv_heads is 2, which does not divide by 4 (ranks of tp × cp)",
+        "[model] kv_heads is 2, which is not divisible by 4 (ranks of tp × cp)",
     ),
     ({"ep": 2}, {}, "[model] experts is 0, and the mesh has ep = 2; expected some"),
-    ({"ep": 2}, {"experts": 3}, "[model] experts is 3, which does not divide by 2 (ranks of ep)"),
+    ({"ep": 2}, {"experts": 3}, "[model] experts is 3, which is not divisible by 2 (ranks of ep)"),
     (
         {"pp": 2},
         {"pipeline": '"2F2B"'},
@@ -142,7 +146,7 @@ def test_what_does_not_fit_is_named_before_anything_is_sent(dims, settings, mess
 
 
 WRONG = [
-    ({"heads": 3}, "[model] width is 8, which does not divide by 3 (heads)"),
+    ({"heads": 3}, "[model] width is 8, which is not divisible by 3 (heads)"),
     ({"dtype": '"float16"'}, "[run] dtype is 'float16', expected 'float32' or 'float64'"),
     ({"experts": 2, "top_k": 3}, "[model] top_k is 3, of 2 experts"),
     ({"steps": 1.5}, "[run] steps is 1.5, expected a value of type int"),

@@ -1,5 +1,5 @@
-"""Collectives over links, by several algorithms; ``choice`` says which is used.
+"""Algorithms for collectives over links; ``transport._choosing.choice`` selects one for each call.
 
-Every function is called by all members of a ``Team`` in the same order with the same sizes. The
-frames and bytes that each sends are in docs/inside/algorithms.md, and the tests count them.
+All members of a ``Team`` call these functions in the same order with the same sizes.
+The frames and bytes that each algorithm sends are in docs/inside/algorithms.md, and are tested.
 """

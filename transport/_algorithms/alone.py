@@ -13,10 +13,10 @@ from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 
 class Alone(BufferCollectives):
-    """The collectives of a group with one member: they copy its data, or scale it.
+    """The collectives of a group with one member: they copy or scale its data.
 
-    Steps that need scratch memory work on ``segment`` bytes at a time. ``all_gather`` and
-    ``all_to_all`` also take arrays that are not contiguous.
+    Scratch memory holds at most ``segment`` bytes. ``all_gather`` and ``all_to_all`` also accept
+    arrays that are not contiguous.
     """
 
     rank = 0

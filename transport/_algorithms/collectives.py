@@ -1,4 +1,4 @@
-"""Every collective, over links."""
+"""All collectives, over the links between the members of a group."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 _AllReduce = Callable[[Team, Call, Flat, ReduceOp], None]
-_WHOLE: dict[Algorithm, _AllReduce] = {
+_WHOLE_BUFFER: dict[Algorithm, _AllReduce] = {
     Algorithm.STAR: star.all_reduce,
     Algorithm.DOUBLING: tree.doubling_all_reduce,
     Algorithm.TREE: tree.all_reduce,
 }
-"""Those that reduce all of a buffer at once, and neither prepare nor finish it."""
+"""The algorithms that reduce a whole buffer at once. They leave ``op.prepare`` and ``op.finish`` to
+the caller.
+"""
 
 
 class LinkCollectives(BufferCollectives, Team):
-    """Implements the collectives over ``link``, among the members that it leads to.
+    """The collectives of a group, over the links that ``link`` returns.
 
-    ``table`` chooses the algorithms; all members must have equal ones. ``scratch`` is working
-    memory, which several instances may share that are used one after the other.
+    ``table`` chooses the algorithms and must be equal on all members. ``scratch`` is working
+    memory; instances that never run at the same time may share it.
     """
 
     compression: Compression | None = None
     """The format of large reductions; None: uncompressed."""
-    _reached: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
+    _prepared: frozenset[Algorithm | tuple[Algorithm, int]] = frozenset()
 
     @abstractmethod
     def check_open(self) -> None:
@@ -48,14 +50,14 @@ class LinkCollectives(BufferCollectives, Team):
         wait_all(requests)
 
     def _prepare(self, algorithm: Algorithm, call: Call, root: int | None = None) -> None:
-        """Open the links that ``algorithm`` needs, side by side, before its first use.
+        """Open the links that ``algorithm`` needs, all at once, before its first use.
 
-        With ``root``, the peers depend on the root: each root opens its own links once.
+        With ``root``, they are opened once for each root, because the peers depend on it.
         """
         key = algorithm if root is None else (algorithm, root)
-        if key in self._reached:
+        if key in self._prepared:
             return
-        self._reached |= {key}
+        self._prepared |= {key}
         peers = peers_of(algorithm, self.rank, self.size, root or 0)
         if len(peers) > 1:
             self.reach(peers, call)
@@ -63,7 +65,7 @@ class LinkCollectives(BufferCollectives, Team):
     def barrier(self, call: Call) -> None:
         self.check_open()
         algorithm = self.table.barrier(self.size)
-        if algorithm not in self._reached:
+        if algorithm not in self._prepared:
             self._prepare(algorithm, call)
         if algorithm is Algorithm.STAR:
             star.barrier(self, call)
@@ -87,9 +89,9 @@ class LinkCollectives(BufferCollectives, Team):
             return
         narrow = reduction_dtype(buffer.dtype) != buffer.dtype
         algorithm = self.table.all_reduce(buffer.nbytes, self.size, narrow)
-        if algorithm not in self._reached:
+        if algorithm not in self._prepared:
             self._prepare(algorithm, call)
-        reduce_whole = _WHOLE.get(algorithm)
+        reduce_whole = _WHOLE_BUFFER.get(algorithm)
         if call.rest is not None and (reduce_whole or algorithm is Algorithm.HALVING):
             call.rest.end_before()
         if reduce_whole is not None:
@@ -108,7 +110,7 @@ class LinkCollectives(BufferCollectives, Team):
     def _all_reduce_whole(
         self, reduce: _AllReduce, call: Call, buffer: Flat, op: ReduceOp, narrow: bool
     ) -> None:
-        """Reduce all of ``buffer`` at once, by a function that neither prepares nor finishes."""
+        """Reduce all of ``buffer`` at once by ``reduce``, one of ``_WHOLE_BUFFER``."""
         if narrow:
             operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
             total = operand.load(buffer, 0, buffer.size)
@@ -130,7 +132,7 @@ class LinkCollectives(BufferCollectives, Team):
             self._reduce_parts(call, buffer, op, root)
 
     def _reduce_parts(self, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-        """Reduce a part of ``buffer`` on each member, and gather them on ``root``."""
+        """Reduce a part of ``buffer`` on each member, and gather the parts on ``root``."""
         scaled = op.kind is RedOpType.PREMUL_SUM
         operand = Operand(self.scratch, op, buffer.dtype, WHOLE)
         rounds = segments_of(buffer.nbytes, ROUND_BYTES if scaled else ROUND_BYTES * self.size)
@@ -151,7 +153,7 @@ class LinkCollectives(BufferCollectives, Team):
         copy(outputs[self.rank], input_)
         total = sum(output.nbytes for output in outputs)
         algorithm = self.table.all_gather(total, self.size)
-        if algorithm not in self._reached:
+        if algorithm not in self._prepared:
             self._prepare(algorithm, call)
         if call.rest is not None and algorithm is not Algorithm.PAIRWISE:
             call.rest.end_before()
@@ -182,7 +184,7 @@ class LinkCollectives(BufferCollectives, Team):
         total = sum(part.nbytes for part in inputs)
         narrow = reduction_dtype(output.dtype) != output.dtype
         algorithm = self.table.reduce_scatter(total, self.size, narrow)
-        if algorithm not in self._reached:
+        if algorithm not in self._prepared:
             self._prepare(algorithm, call)
         match algorithm:
             case Algorithm.STAR:
@@ -193,7 +195,7 @@ class LinkCollectives(BufferCollectives, Team):
                 halving.reduce_scatter(self, call, output, inputs, op)
             case _:
                 whole, parts = pack(self.scratch, op, inputs)
-                _WHOLE[algorithm](self, call, whole, op)
+                _WHOLE_BUFFER[algorithm](self, call, whole, op)
                 op.finish(parts[self.rank], self.size)
                 store(output, parts[self.rank])
 
@@ -209,6 +211,6 @@ class LinkCollectives(BufferCollectives, Team):
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
         self.check_open()
-        if Algorithm.PAIRWISE not in self._reached:
+        if Algorithm.PAIRWISE not in self._prepared:
             self._prepare(Algorithm.PAIRWISE, call)
         self._end(call, pairwise.all_to_all(self, call, outputs, inputs))

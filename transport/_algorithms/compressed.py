@@ -1,18 +1,18 @@
-"""Reductions with encoded frames: fewer bytes for less precision, the same bits everywhere.
+"""Reductions with encoded frames: fewer bytes, less precision, the same bits on all members.
 
-As in ``pairwise``, each member reduces one part. It receives the others' contributions encoded and
-adds them in float32 to its own, which is not rounded. It encodes the sum once, sends it to all and
-keeps the decoded sum itself. So each contribution is rounded once, the result once more, and all
-members have the same bits. Each way, (n - 1) / n of the encoded array crosses the wire twice.
+As in ``pairwise``, each member reduces one part. It adds the other members' encoded contributions
+in float32 to its own, which is not rounded. It encodes the sum once, sends it to all members and
+keeps the decoded sum. So each contribution is rounded once, the result once more, and all members
+have the same bits. Each member sends 2 (n - 1) / n of the encoded array's size.
 
-With error feedback (``error_feedback``) a member keeps a residual for each element: the rounding
+With error feedback (``error_feedback``), a member stores a residual for each element: the rounding
 errors of its contributions and of the sum of its own part. It adds the residual to its contribution
-of the next call. So nothing is lost, only delayed: the results of all calls and the residuals of
-all members add up to the inputs. Where a result is not a number, every member keeps its residual: a
-loss scaler skips that step. After Tang et al., "DoubleSqueeze", arXiv:1905.05957, with one residual
-in the place of their two.
+in the next call. Errors are thus delayed, not lost: the results of all calls and the residuals of
+all members add up to the inputs. Where a result is not finite, all members keep the old residual,
+because a loss scaler skips that step. After Tang et al., "DoubleSqueeze", arXiv:1905.05957, with
+one residual instead of two.
 
-Encoded frames take memory of their own: at most that of the encoded array.
+Encoded frames need extra memory, at most the size of the encoded array.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from transport._operands.order import StreamingReduction, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 LEAST_BYTES = 64 << 10
-"""Arrays of fewer bytes travel as they are: they cost round trips, and hardly any bytes."""
+"""Smaller arrays are sent uncompressed, because latency dominates their cost."""
 
 _F32 = np.dtype(np.float32)
 _U8 = np.dtype(np.uint8)
@@ -44,8 +44,8 @@ _SUMS = (RedOpType.SUM, RedOpType.AVG)
 def compresses(
     compression: Compression, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp
 ) -> bool:
-    """Return whether a reduction of ``nbytes`` of ``dtype`` is sent encoded: SUM and AVG of floats
-    that are wider than what they are encoded as. The same on all members.
+    """Return whether a reduction of ``nbytes`` of ``dtype`` is sent encoded: SUM or AVG of floats
+    wider than the encoding. The result is the same on all members.
     """
     if op.kind not in _SUMS or nbytes < LEAST_BYTES:
         return False
@@ -59,7 +59,7 @@ def all_reduce(
     """Reduce ``buffer`` in place, by SUM or AVG."""
     work = _CompressedAllReduce(team, call, buffer, op, compression)
     work.run()
-    work.keep()
+    work.store_residual()
 
 
 def reduce_scatter(
@@ -70,8 +70,8 @@ def reduce_scatter(
     op: ReduceOp,
     compression: Compression,
 ) -> None:
-    """Reduce ``inputs[i]`` to member i's ``output``, by SUM or AVG. Sizes may differ; inputs stay
-    as they were. Each contribution is rounded once, the result not at all.
+    """Reduce ``inputs[i]`` to member i's ``output``, by SUM or AVG. Sizes may differ; the inputs
+    are not changed. Contributions are rounded once; the result is not rounded.
     """
     work = _CompressedReduction(team, call, op, compression)
     rank, size = team.rank, team.size
@@ -93,9 +93,7 @@ def reduce_scatter(
 
 
 class _CompressedReduction:
-    """The state of one reduction. ``peers`` are the other members, in the order in which their
-    contributions are added.
-    """
+    """One compressed reduction. ``peers`` are the other members, in the order of addition."""
 
     chunks: Chunks
 
@@ -109,9 +107,9 @@ class _CompressedReduction:
     def begin(
         self, counts: Sequence[int], encoded: Callable[[int, int], Flat], frames: int
     ) -> Iterator[int]:
-        """Yield each chunk when it is to be reduced. This rank's part of chunk i has ``counts[i]``
-        numbers. ``encoded(chunk, peer)`` is this rank's contribution for a peer, and ``frames``
-        times as many bytes move to each peer.
+        """Yield each chunk once the caller may reduce it. This rank's part of chunk i has
+        ``counts[i]`` elements. ``encoded(chunk, peer)`` returns this rank's contribution to a
+        peer's part. The call sends ``frames`` frames of that size to each peer.
         """
         sizes = [self.coder.nbytes(count) for count in counts]
         team, peers = self._team, self.peers
@@ -124,13 +122,13 @@ class _CompressedReduction:
         )
 
     def total(self, own: Flat) -> Floats:
-        """Return ``own`` as the beginning of a sum."""
+        """Copy ``own`` into float32 scratch memory, as the initial value of a sum."""
         total = self._team.scratch.flat(TOTAL, _F32, own.size)
         np.copyto(total, own, casting="unsafe")
         return total
 
     def add_all(self, chunk: int, total: Floats) -> None:
-        """Add the others' contributions of a chunk to ``total``, in the order of the peers."""
+        """Add the peers' contributions to a chunk to ``total``, in the order of ``peers``."""
         team = self._team
         adding = StreamingReduction(
             team.scratch, self._op.plain, self._merges, total, total, team.table.piece
@@ -144,7 +142,7 @@ class _CompressedReduction:
 
 
 class _CompressedAllReduce(_CompressedReduction):
-    """One all_reduce of ``buffer``, which is cut into chunks, and these into parts."""
+    """One all_reduce of ``buffer``, which is cut into chunks, and each chunk into parts."""
 
     def __init__(
         self, team: Team, call: Call, buffer: Flat, op: ReduceOp, compression: Compression
@@ -152,14 +150,14 @@ class _CompressedAllReduce(_CompressedReduction):
         super().__init__(team, call, op, compression)
         self._count = segments_of(4 * buffer.size, team.table.segment * team.size)
         self._buffer = buffer
-        self._kept = op.residual
+        self._stored_residual = op.residual
         self._residual = None if op.residual is None else op.residual.copy()
         self._rank = team.rank
         self._divisor = float(team.size) if op.kind is RedOpType.AVG else 1.0
         self._parts = [cut(buffer, self._count, chunk, team.size) for chunk in range(self._count)]
 
     def run(self) -> None:
-        """Reduce all chunks, and decode the others' results as they come."""
+        """Reduce all chunks, and decode the peers' results as they arrive."""
         peers, awaited = self.peers, deque[tuple[Request, Flat, Flat]]()
         counts = [self._part(chunk, self._rank)[0].size for chunk in range(self._count)]
         for chunk in self.begin(counts, self._encoded, 2):
@@ -167,26 +165,26 @@ class _CompressedAllReduce(_CompressedReduction):
             places = [np.empty(self.coder.nbytes(part.size), _U8) for part in parts]
             requests = self.chunks.expect_results(chunk, places)
             awaited.extend(zip(requests, places, parts, strict=True))
-            total = self._own(chunk)
+            total = self._own_total(chunk)
             self.add_all(chunk, total)
-            self.chunks.send_result(chunk, self._settle(chunk, total))
+            self.chunks.send_result(chunk, self._encode_result(chunk, total))
             while awaited and awaited[0][0].done:
-                self._take(*awaited.popleft())
+                self._decode_result(*awaited.popleft())
         while awaited:
-            self._take(*awaited.popleft())
+            self._decode_result(*awaited.popleft())
         wait_all(self.chunks.sent)
 
-    def _take(self, request: Request, encoded: Flat, into: Flat) -> None:
+    def _decode_result(self, request: Request, encoded: Flat, into: Flat) -> None:
         request.wait()
         self.coder.decode(encoded, into)
 
-    def keep(self) -> None:
-        """Leave the rounding error to the next call, where the result is a number."""
-        if self._kept is not None and self._residual is not None:
-            np.copyto(self._kept, self._residual, where=np.isfinite(self._buffer))
+    def store_residual(self) -> None:
+        """Store the new residual for the next call, where the result is finite."""
+        if self._stored_residual is not None and self._residual is not None:
+            np.copyto(self._stored_residual, self._residual, where=np.isfinite(self._buffer))
 
     def _part(self, chunk: int, member: int) -> tuple[Flat, Floats | None]:
-        """Return the part of a chunk that a member reduces, and the residual of its rounding."""
+        """Return the part of a chunk that a member reduces, and its residual."""
         buffer, start, stop = self._parts[chunk][member]
         residual = self._residual
         return buffer[start:stop], None if residual is None else residual[start:stop]
@@ -194,17 +192,17 @@ class _CompressedAllReduce(_CompressedReduction):
     def _encoded(self, chunk: int, peer: int) -> Flat:
         return self.coder.encode(*self._part(chunk, peer))
 
-    def _own(self, chunk: int) -> Floats:
+    def _own_total(self, chunk: int) -> Floats:
         part, residual = self._part(chunk, self._rank)
         total = self.total(part)
         if residual is not None:
             total += residual
         return total
 
-    def _settle(self, chunk: int, total: Floats) -> Flat:
-        """Return the encoded result of this rank's part, which is in its place then."""
+    def _encode_result(self, chunk: int, total: Floats) -> Flat:
+        """Return the encoded result of this rank's part, after storing it decoded in ``buffer``."""
         part, residual = self._part(chunk, self._rank)
         if self._divisor != 1.0:
             total /= np.float32(self._divisor)
-        # The residual belongs to the sum, so the rounding error of the average is scaled back.
+        # The residual is added to a sum, so the average's rounding error is scaled back.
         return self.coder.encode_sum(total, part, residual, self._divisor)

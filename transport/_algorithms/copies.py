@@ -1,18 +1,18 @@
-"""Algorithms that copy, and a barrier.
+"""Algorithms for copies, and a barrier.
 
-- A **pipelined chain** passes data from rank to rank in segments, all links busy at once. Each byte
-  crosses each link once, the least that n - 1 receivers allow; the pipeline's length costs n - 2
+- A **pipelined chain** passes data from rank to rank in segments, with all links busy at once. Each
+  byte crosses each link once, the minimum for n - 1 receivers. Filling the pipeline costs n - 2
   segments.
-- **Direct** gather and scatter: straight between the root and each member.
-- **Bruck's** all-gather doubles in each of log2(n) steps what a rank holds, for any n. After Bruck
-  et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems"
-  (1997).
-- A **ring** takes n - 1 steps, each to the next rank and from the one before. It is for copies
-  alone: a sum would add its numbers in the order of the ring.
-- The **dissemination** barrier: in step k each rank notifies rank + 2^k of all arrivals that it
+- **Direct** gather and scatter send straight between the root and each member.
+- **Bruck's** all-gather doubles the blocks that a rank holds in each of log2(n) steps, for any n.
+  After Bruck et al., "Efficient algorithms for all-to-all communications in multiport
+  message-passing systems" (1997).
+- A **ring** takes n - 1 steps. In each, a rank sends to the next rank and receives from the
+  previous one. It serves only copies, because a sum would be added in ring order.
+- The **dissemination** barrier: in step k each rank reports to rank + 2^k all arrivals that it
   knows. After Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988).
 
-Sizes may differ by member.
+Members may have different sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transport._operands.reduce_op import Flat
 
 
 def dissemination_barrier(team: Team, call: Call) -> None:
-    """Return when every member has called: ceil(log2 n) empty frames a rank, for any n."""
+    """Wait until every member has called. Each rank sends ceil(log2 n) empty frames, for any n."""
     nothing = memoryview(bytearray())
     distance = 1
     while distance < team.size:
@@ -40,7 +40,7 @@ def dissemination_barrier(team: Team, call: Call) -> None:
 
 
 def chain_broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
-    """Copy ``root``'s ``buffer`` into everybody's, in one segment where there are two ranks."""
+    """Copy ``root``'s ``buffer`` to all members, in segments if there are more than two."""
     size = team.size
     place = (team.rank - root) % size
     behind = team.link((team.rank - 1) % size, call) if place else None
@@ -60,7 +60,7 @@ def chain_broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
 
 
 def gather(team: Team, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-    """Copy member i's ``input_`` into ``outputs[i]`` of ``root``."""
+    """Copy member i's ``input_`` into ``outputs[i]`` on ``root``; others pass None."""
     if outputs is None:
         team.link(root, call).send(call, as_bytes(input_))
         return
@@ -70,7 +70,7 @@ def gather(team: Team, call: Call, outputs: Sequence[Flat] | None, input_: Flat,
 
 
 def scatter(team: Team, call: Call, output: Flat, inputs: Sequence[Flat] | None, root: int) -> None:
-    """Copy ``inputs[i]`` of ``root`` into member i's ``output``."""
+    """Copy ``inputs[i]`` on ``root`` into member i's ``output``; others pass None."""
     if inputs is None:
         team.link(root, call).recv_into(call, as_bytes(output))
         return
@@ -80,7 +80,7 @@ def scatter(team: Team, call: Call, output: Flat, inputs: Sequence[Flat] | None,
 
 
 def ring_all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
-    """Pass ``outputs[rank]``, which is in place already, round to all."""
+    """Send ``outputs[rank]``, which is already in place, around the ring to all members."""
     rank, size = team.rank, team.size
     onward, behind = team.link((rank + 1) % size, call), team.link((rank - 1) % size, call)
     blocks = [as_bytes(outputs[(rank - step) % size]) for step in range(size)]
@@ -94,10 +94,10 @@ def ring_all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
 
 
 def bruck_all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
-    """Pass ``outputs[rank]``, which is in place already, to all.
+    """Send ``outputs[rank]``, which is already in place, to all members.
 
-    Blocks are packed into scratch memory, in the order of the ranks from this one on, so that each
-    step sends and receives one contiguous frame.
+    Scratch memory holds the blocks in rank order, starting at this rank, so that each step sends
+    and receives one contiguous frame.
     """
     rank, size = team.rank, team.size
     members = [(rank + i) % size for i in range(size)]

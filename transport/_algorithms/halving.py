@@ -1,16 +1,16 @@
 """Recursive halving, nearest ranks first, then doubling: 2 log2(n) steps and the fewest bytes.
 
 After Rabenseifner, "Optimization of Collective Reduction Operations" (2004), for any number of
-ranks. The ranks are cut into blocks of falling powers of two: 13 = 8 + 4 + 1. In a block of 2^j
-ranks each exchange halves the part on which a rank works. So each rank ends with one of 2^j parts,
-reduced over the block. The last block sends its parts to the ranks of the block before it, which
-own smaller parts. This goes on up to the first block, whose ranks then have the whole result.
+ranks. The ranks are cut into blocks of decreasing powers of two: 13 = 8 + 4 + 1. In a block of 2^j
+ranks, each exchange halves the data that a rank works on. In the end each rank has one of 2^j
+parts, reduced over the block. The last block sends its parts to the previous block, whose ranks own
+smaller parts, and so on. The ranks of the first block end up with the result.
 
-The additions follow the tree in ``transport._operands.order``. Halving climbs the levels of a
-block. Each block is the right operand of a sum with all blocks before it.
+The additions follow the tree in ``transport._operands.order``: each exchange adds one level of the
+tree within a block. Each block is the right operand of the sum with all blocks before it.
 
-Results go back along the same connections, in the opposite order. All n ranks together send
-2 (n - 1) N bytes, as a ring does; no rank sends or receives more than 2 N.
+The results return over the same connections in reverse order. All n ranks together send
+2 (n - 1) N bytes, the same as a ring; no rank sends or receives more than 2 N.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transport._operands.reduce_op import Flat, ReduceOp
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Reduce ``buffer`` in place, without ``op.prepare``. Its dtype is its reduction dtype."""
+    """Reduce ``buffer``, whose dtype is its reduction dtype, in place. Omits ``op.prepare``."""
     chunks = 1 << blocks_of(team.size)[0][1]
     rounds = segments_of(buffer.nbytes, ROUND_BYTES)
     for number in range(rounds):
@@ -47,8 +47,8 @@ def reduce_scatter(
 ) -> None:
     """Reduce ``inputs[i]`` to member i's ``output``, whose dtype is its reduction dtype.
 
-    Sizes may differ; inputs are not changed. Rank r of the first block, which has b ranks, also
-    reduces the part of rank r + b, and sends it there.
+    Sizes may differ; inputs are not changed. If the first block has b ranks, its rank r also
+    reduces the part of rank r + b and sends it there.
     """
     rank, size = team.rank, team.size
     level = blocks_of(size)[0][1]
@@ -77,35 +77,40 @@ def reduce_scatter(
 
 
 def _reduce(team: Team, call: Call, data: Flat, ends: Sequence[int], op: ReduceOp) -> Flat:
-    """Reduce the members' ``data``. Return this rank's part of the result, which is empty outside
-    the first block. Chunk i is from ``ends[i]`` to ``ends[i + 1]``.
+    """Reduce the members' ``data``, whose chunk i is ``data[ends[i]:ends[i + 1]]``.
+
+    Returns this rank's part of the result, which is empty outside the first block.
     """
-    ways, rank, scratch = halving_schedule(team.rank, team.size), team.rank, team.scratch
-    for partner, kept, given in ways.inside:
+    schedule, rank, scratch = halving_schedule(team.rank, team.size), team.rank, team.scratch
+    for partner, kept, given in schedule.inside:
         link, own = team.link(partner, call), _part(data, ends, kept)
         adding = StreamingReduction(scratch, op, ((partner > rank,),), own, own, team.table.piece)
         arriving, on_piece = adding.expect(data.dtype)
         sent = as_bytes(_part(data, ends, given))
         exchange(call, link, sent, link, as_bytes(arriving), on_piece)
         adding.add()
-    own = _part(data, ends, ways.own)
-    if ways.over is not None:
+    own = _part(data, ends, schedule.own)
+    if schedule.lower is not None:
         arriving = scratch.flat(ARRIVING, data.dtype, own.size)
-        team.link(ways.over, call).recv_into(call, as_bytes(arriving))
+        team.link(schedule.lower, call).recv_into(call, as_bytes(arriving))
         op.combine(own, arriving, own)
-    up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
-    wait_all([link.post_send(call, each) for link, each in up])
-    return own if not ways.up else own[:0]
+    upper = [
+        (team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in schedule.upper
+    ]
+    wait_all([link.post_send(call, each) for link, each in upper])
+    return own if not schedule.upper else own[:0]
 
 
 def _gather(team: Team, call: Call, data: Flat, ends: Sequence[int]) -> None:
-    """Send all of ``data`` to all members; at first each rank of the first block has its part."""
-    ways = halving_schedule(team.rank, team.size)
-    up = [(team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in ways.up]
-    wait_all([link.post_recv(call, each) for link, each in up])
-    if ways.over is not None:
-        team.link(ways.over, call).send(call, as_bytes(_part(data, ends, ways.own)))
-    for partner, kept, given in reversed(ways.inside):
+    """Send all of ``data`` to all members. At first, each rank of the first block has a part."""
+    schedule = halving_schedule(team.rank, team.size)
+    upper = [
+        (team.link(peer, call), as_bytes(_part(data, ends, span))) for peer, span in schedule.upper
+    ]
+    wait_all([link.post_recv(call, each) for link, each in upper])
+    if schedule.lower is not None:
+        team.link(schedule.lower, call).send(call, as_bytes(_part(data, ends, schedule.own)))
+    for partner, kept, given in reversed(schedule.inside):
         link = team.link(partner, call)
         into = as_bytes(_part(data, ends, given))
         exchange(call, link, as_bytes(_part(data, ends, kept)), link, into)

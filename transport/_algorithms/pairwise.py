@@ -1,16 +1,16 @@
-"""Pairwise exchanges: every rank sends to every other one, and receives from it.
+"""Pairwise exchanges: every rank sends to, and receives from, every other rank.
 
-Copies go to rank + s and come from rank - s, for s = 1, 2, …. Reductions add what comes from
-rank ^ d, for d = 1, 2, …, in the order of addition (``transport._operands.order``).
+Copies are sent to rank + s and received from rank - s, for s = 1, 2, …. Reductions add the inputs
+of rank ^ d, for d = 1, 2, …, in the order of addition (``transport._operands.order``).
 
-Frames leave as soon as their data is there, so a rank that is held up holds up nobody else before
-the end. A reduction sends nothing but inputs, so floats of 8 and 16 bits travel as they are and are
-widened by the receiver. The price is a connection to every member.
+A frame is sent as soon as its data is available, so a slow rank delays the others only at the end.
+A reduction sends inputs, not partial sums. Floats of 8 and 16 bits are therefore sent unchanged,
+and the receiver widens them. The price is a connection to every member.
 
-A reduction goes in chunks, each of which has an input and a result for each member. Inputs of later
-chunks leave ahead of the results of earlier ones: one chunk, or as many as a distant peer's wire
-takes in a round trip. Frames are told apart by their tags, so each member may be ahead by another
-number.
+A reduction is cut into chunks, each with an input and a result for each member. Inputs of later
+chunks are sent ahead of the results of earlier chunks: one chunk ahead, or as many chunks as fill
+the window of a distant peer's link. Tags identify the frames, so each member may send ahead by a
+different number of chunks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transport._operands.order import StreamingReduction, arrivals
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 AWAITED = 2
-"""The inputs of a member that may be arriving in scratch memory, while one is reduced."""
+"""The number of inputs of one member in scratch memory: one being reduced, the others arriving."""
 
 Part = tuple[Flat, int, int]
 """Elements ``[1]`` to ``[2]`` of a buffer."""
@@ -38,7 +38,7 @@ Part = tuple[Flat, int, int]
 def all_to_all(
     team: Team, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]
 ) -> list[Request]:
-    """Copy ``inputs[j]`` of member i into ``outputs[i]`` of member j. Sizes may all differ."""
+    """Copy ``inputs[j]`` of member i into ``outputs[i]`` of member j. All sizes may differ."""
     rank, size = team.rank, team.size
     store(outputs[rank], inputs[rank])
     targets = [(rank + step) % size for step in range(1, size)]
@@ -46,9 +46,9 @@ def all_to_all(
 
 
 def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> list[Request]:
-    """Send ``outputs[rank]``, which is in place already, to all. Sizes may differ.
+    """Send ``outputs[rank]``, which is already in place, to all members. Sizes may differ.
 
-    Returns the frames that are left to be waited for, as the other functions here do.
+    Like the other functions of this module, returns the requests that the caller must wait for.
     """
     rank, size = team.rank, team.size
     targets = [(rank + step) % size for step in range(1, size)]
@@ -58,7 +58,7 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> list[Request]
 def swap(
     team: Team, call: Call, peers: Sequence[int], inputs: Sequence[Flat], outputs: Sequence[Flat]
 ) -> list[Request]:
-    """Send ``inputs[peer]`` to each of ``peers``, and receive ``outputs[peer]`` from it."""
+    """Send ``inputs[peer]`` to each of ``peers``, and receive ``outputs[peer]`` from each."""
     links = [team.link(peer, call) for peer in peers]
     requests: list[Request] = [
         link.post_recv(call, as_bytes(outputs[peer]))
@@ -72,8 +72,8 @@ def swap(
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> list[Request]:
-    """Reduce ``buffer`` in place. Inputs that are scaled (PREMUL_SUM) must be so already, unless
-    their dtype is reduced in a wider one: scaling must not round.
+    """Reduce ``buffer`` in place. For PREMUL_SUM, the caller has scaled the input already, unless
+    its reduction dtype is wider: scaling must not round.
     """
     wide = reduction_dtype(buffer.dtype).itemsize
     chunks = segments_of(-(-buffer.size // team.size) * wide, team.table.segment)
@@ -85,7 +85,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> list[Reque
 def reduce_scatter(
     team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
 ) -> list[Request]:
-    """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs stay as they were."""
+    """Reduce ``inputs[i]`` to member i's ``output``. Sizes may differ; inputs are not changed."""
     wide = reduction_dtype(output.dtype).itemsize
     chunks = segments_of(max(part.size for part in inputs) * wide, team.table.segment)
     parts = [
@@ -97,9 +97,9 @@ def reduce_scatter(
 
 
 def cut(buffer: Flat, chunks: int, chunk: int, size: int) -> list[Part]:
-    """Return the part of ``buffer`` that each member reduces in one of ``chunks`` chunks.
+    """Return the part of ``buffer`` that each member reduces in chunk ``chunk`` of ``chunks``.
 
-    The chunks do not decide which member reduces an element.
+    The member that reduces an element does not depend on ``chunks``.
     """
     parts: list[Part] = []
     for member in range(size):
@@ -117,20 +117,21 @@ def _reduce(
     results: Sequence[Flat],
     gathered: Sequence[Sequence[Flat]] | None,
 ) -> list[Request]:
-    """Reduce what the members have for this rank, in each chunk ``parts[chunk][rank]``, to
-    ``results[chunk]``. ``gathered[chunk]`` is where all members' results are put, if they are.
+    """Reduce the members' ``parts[chunk][rank]`` to this rank's ``results[chunk]``.
+
+    With ``gathered``, all members' results of a chunk are received into ``gathered[chunk]``.
     """
     rank, size, scratch = team.rank, team.size, team.scratch
     peers, merges = arrivals(rank, size)
     operand = Operand(scratch, op, results[0].dtype, TOTAL)
-    # A scaled input travels in the dtype in which it was scaled: the factor is the sender's.
+    # The sender scales its input by its own factor, and sends it in the dtype used for scaling.
     scaled = op.kind is RedOpType.PREMUL_SUM
     arriving = operand.dtype if scaled else results[0].dtype
     longest, ahead = max(each.size for each in results), min(len(results), AWAITED)
     places = Places(scratch, ARRIVING, arriving, longest, len(peers), ahead)
 
     def inputs(chunk: int) -> list[memoryview]:
-        return [as_bytes(_travelling(op, parts[chunk][peer], scaled)) for peer in peers]
+        return [as_bytes(_sent_form(op, parts[chunk][peer], scaled)) for peer in peers]
 
     def reduce(chunk: int, arrived: Sequence[Request]) -> Flat:
         result = results[chunk]
@@ -156,8 +157,8 @@ def _reduce(
     return [*awaited, *chunks.sent]
 
 
-def _travelling(op: ReduceOp, part: Part, scaled: bool) -> Flat:
-    """Return a part as it travels to the member that it is for."""
+def _sent_form(op: ReduceOp, part: Part, scaled: bool) -> Flat:
+    """Return a part in the form in which it is sent: scaled if ``scaled``."""
     buffer, start, stop = part
     if not scaled:
         return buffer[start:stop]
@@ -167,8 +168,8 @@ def _travelling(op: ReduceOp, part: Part, scaled: bool) -> Flat:
 
 
 class Places:
-    """Scratch memory for the inputs of ``count`` members, ``ahead`` chunks of ``longest`` elements
-    at a time.
+    """Scratch memory for the inputs of ``count`` members: ``ahead`` chunks of up to ``longest``
+    elements from each.
     """
 
     def __init__(
@@ -184,18 +185,18 @@ class Places:
         self._longest = longest
         self._count = count
         self._ahead = ahead
-        self._room = scratch.flat(slot, dtype, ahead * count * longest)
+        self._memory = scratch.flat(slot, dtype, ahead * count * longest)
 
     def of(self, chunk: int, size: int) -> list[Flat]:
-        """Return where the members' inputs of a chunk, of ``size`` elements, are received."""
+        """Return the receive buffers for the members' inputs to a chunk, ``size`` elements each."""
         firsts = [
             (self._ahead * i + chunk % self._ahead) * self._longest for i in range(self._count)
         ]
-        return [self._room[first : first + size] for first in firsts]
+        return [self._memory[first : first + size] for first in firsts]
 
 
 class Chunks:
-    """Posts the frames of a reduction in ``chunks`` chunks, each of which moves about ``nbytes`` to
+    """Posts the frames of a reduction in ``chunks`` chunks. Each chunk sends about ``nbytes`` to
     each of ``peers``.
     """
 
@@ -208,7 +209,7 @@ class Chunks:
         window = max(link.window for link in self._links)
         self._ahead = min(chunks, max(1, -(-window // max(1, nbytes))))
         self.sent: list[Request] = []
-        """Everything that was posted to leave."""
+        """All sends posted so far."""
         self._arriving: deque[list[Request]] = deque()
 
     def begin(
@@ -216,8 +217,8 @@ class Chunks:
         inputs: Callable[[int], Sequence[memoryview]],
         places: Callable[[int], Sequence[Flat]],
     ) -> Iterator[int]:
-        """Yield each chunk when it is to be reduced. ``inputs(chunk)`` is what this rank has for
-        the peers, ``places(chunk)`` where their inputs are received.
+        """Yield each chunk once the caller may reduce it. ``inputs(chunk)`` returns this rank's
+        data for each peer; ``places(chunk)`` returns the buffers for the peers' inputs.
         """
         ahead, chunks = self._ahead, self._chunks
         for chunk in range(-1, chunks):
@@ -233,15 +234,15 @@ class Chunks:
                 self._call.rest.end_before()
 
     def arrived(self) -> list[Request]:
-        """Return the inputs of the chunk that is reduced."""
+        """Return the receives of the peers' inputs to the chunk yielded last."""
         return self._arriving.popleft()
 
     def expect_results(self, chunk: int, places: Sequence[Flat]) -> list[Request]:
-        """Receive the peers' results of a chunk; they are waited for behind the last chunk."""
+        """Post receives of the peers' results of a chunk. Await them after the last chunk."""
         return self._expect(self._chunks + chunk, places)
 
     def send_result(self, chunk: int, result: Flat) -> None:
-        """Send all peers this rank's result of a chunk."""
+        """Send this rank's result of a chunk to all peers."""
         self._send(self._chunks + chunk, [as_bytes(result)] * len(self._links))
 
     def _send(self, tag: int, data: Sequence[memoryview]) -> None:

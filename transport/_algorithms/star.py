@@ -1,8 +1,8 @@
-"""Stars: all ranks send to rank 0, which answers. The fewest frames: 2 (n - 1), in two phases.
+"""Star algorithms: all ranks send to rank 0, which replies. 2 (n - 1) frames, the minimum.
 
-Where ranks outnumber the processors, each frame costs a switch between ranks. The algorithm with
-the fewest frames then beats the one with the fewest steps. With few ranks on processors of their
-own, rank 0's work is short beside two latencies.
+With more ranks than cores, each frame costs a context switch, so the algorithm with the fewest
+frames beats the one with the fewest steps. With few ranks and a core for each, rank 0's work is
+short compared with two latencies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CENTRE = 0
 
 
 def barrier(team: Team, call: Call) -> None:
-    """Return when every member has called."""
+    """Wait until every member has called."""
     nothing = memoryview(bytearray())
     if team.rank != _CENTRE:
         _exchange(team, call, nothing, nothing)
@@ -34,7 +34,7 @@ def barrier(team: Team, call: Call) -> None:
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
+    """Reduce the members' ``buffer`` in place, without ``op.prepare`` and ``op.finish``."""
     data = as_bytes(buffer)
     if team.rank != _CENTRE:
         _exchange(team, call, data, data)
@@ -47,7 +47,7 @@ def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
 def reduce_scatter(
     team: Team, call: Call, output: Flat, inputs: Sequence[Flat], op: ReduceOp
 ) -> None:
-    """Reduce ``inputs[i]``, packed, at the centre, and send member i its ``output``."""
+    """Reduce ``inputs[i]`` to member i's ``output``. All inputs travel packed in one frame."""
     total, parts = pack(team.scratch, op, inputs)
     own = parts[team.rank]
     if team.rank != _CENTRE:
@@ -62,7 +62,7 @@ def reduce_scatter(
 
 
 def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
-    """Pass ``outputs[rank]``, which is in place already, to all. Sizes may differ."""
+    """Send ``outputs[rank]``, which is already in place, to all members. Sizes may differ."""
     own = outputs[team.rank]
     total = team.scratch.flat(TOTAL, own.dtype, sum(output.size for output in outputs))
     if team.rank != _CENTRE:
@@ -81,7 +81,7 @@ def all_gather(team: Team, call: Call, outputs: Sequence[Flat]) -> None:
 
 
 def _exchange(team: Team, call: Call, data: memoryview, result: memoryview) -> None:
-    """Send ``data`` to the centre, and receive its ``result``."""
+    """Send ``data`` to the centre, and receive ``result`` from it."""
     link = team.link(_CENTRE, call)
     link.send(call, data)
     link.recv_into(call, result)

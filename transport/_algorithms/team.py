@@ -1,4 +1,4 @@
-"""An algorithm's view of the communicator that runs it."""
+"""The interface of a communicator that the algorithms use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transport._operands.flat import Scratch
 
 
 class Team(ABC):
-    """The members of a group, seen from one of them: ``rank`` of ``size``, and links to all."""
+    """A group of ``size`` members as seen by member ``rank``, with links to all other members."""
 
     rank: int
     size: int
@@ -23,12 +23,12 @@ class Team(ABC):
     def link(self, peer: int, call: Call) -> Link:
         """Return the link to the member ``peer`` (never this rank), opening it at the first use.
 
-        Called for every frame: an open link must be found fast. Waits at most until
-        ``call.deadline``. Only the thread that makes collectives calls it.
+        Called for every frame, so finding an open link must be fast. Waits until ``call.deadline``
+        at most. Only the thread that makes collectives calls it.
         """
 
     def reach(self, peers: Sequence[int], call: Call) -> None:  # noqa: B027 (where it costs nothing)
-        """Begin to open the links to ``peers``, as far as it is for this rank to do, all at once.
+        """Start to open the links to ``peers``, all at once, where this rank is the one to connect.
 
-        For the sake of time alone: ``link`` opens what is not open.
+        Only an optimisation: ``link`` opens any link that is not open yet.
         """

@@ -1,12 +1,13 @@
 """Algorithms along the tree of ``transport._operands.order``: few steps, so best for small data.
 
-A binomial tree may be rooted anywhere. A block's value goes to the member that speaks for the block
-above: the root, wherever that is inside. This takes log2(n) levels and the fewest frames.
+A binomial tree may have any root. Each block's value is sent to the member that represents the
+block one level up; this is the root if that block contains it. This takes log2(n) levels and the
+fewest frames.
 
-Recursive doubling among n = 2^k ranks is log2(n) exchanges of everything, nearest first, the fewest
-steps. After Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-MPICH" (2005). In step k both partners hold the value of their block of 2^k ranks, and both add the
-two halves of the block of 2^(k+1).
+Recursive doubling among n = 2^k ranks takes the fewest steps: log2(n) exchanges of all the data,
+nearest ranks first. After Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+Operations in MPICH" (2005). In step k both partners hold the value of their block of 2^k ranks, and
+both add the two halves of the block of 2^(k+1).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transport._operands.reduce_op import Flat, ReduceOp
 
 
 def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
-    """Copy ``root``'s ``buffer`` into everybody's."""
+    """Copy ``root``'s ``buffer`` to all members."""
     parent, children = relatives(team.rank, team.size, root)
     data = as_bytes(buffer)
     if parent is not None:
@@ -30,29 +31,29 @@ def broadcast(team: Team, call: Call, buffer: Flat, root: int) -> None:
 
 
 def all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
+    """Reduce the members' ``buffer`` in place, without ``op.prepare`` and ``op.finish``."""
     _reduce(team, call, buffer, buffer, op, 0)
     broadcast(team, call, buffer, 0)
 
 
 def doubling_all_reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp) -> None:
-    """Reduce the members' ``buffer`` in place; neither prepares nor finishes."""
+    """Do the same as ``all_reduce`` in half as many steps. Needs a power of two of members."""
     arriving = team.scratch.flat(ARRIVING, buffer.dtype, buffer.size)
-    mine, theirs = as_bytes(buffer), as_bytes(arriving)
+    own, received = as_bytes(buffer), as_bytes(arriving)
     distance = 1
     while distance < team.size:
         partner = team.rank ^ distance
         link = team.link(partner, call)
-        exchange(call, link, mine, link, theirs)
+        exchange(call, link, own, link, received)
         op.combine(*((arriving, buffer) if partner < team.rank else (buffer, arriving)), buffer)
         distance *= 2
 
 
 def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> None:
-    """Reduce into ``root``'s ``buffer``; the others' stay as they were."""
+    """Reduce into ``root``'s ``buffer``; the other members' buffers are not changed."""
     operand = Operand(team.scratch, op, buffer.dtype)
     chunks = segments_of(buffer.size * operand.dtype.itemsize, team.table.segment)
-    for chunk in range(chunks):  # for the sake of scratch memory: most calls take one
+    for chunk in range(chunks):  # Chunks bound the scratch memory; most calls need only one.
         start, stop = part_bounds(buffer.size, chunks, chunk)
         own = operand.load(buffer, start, stop)
         result = buffer[start:stop]
@@ -66,8 +67,9 @@ def reduce(team: Team, call: Call, buffer: Flat, op: ReduceOp, root: int) -> Non
 
 
 def _reduce(team: Team, call: Call, own: Flat, total: Flat, op: ReduceOp, root: int) -> Flat:
-    """Add what this rank's children have to its ``own``, pass that on to its parent, and return it:
-    ``total``, or ``own`` if there are none.
+    """Add the children's values to ``own``, send the sum to the parent, and return it.
+
+    The sum is in ``total``, or in ``own`` if this rank has no children.
     """
     parent, children = relatives(team.rank, team.size, root)
     arriving = team.scratch.flat(ARRIVING, own.dtype, own.size)

@@ -1,4 +1,4 @@
-"""A call under way, as the communicator receives it."""
+"""The state of a running call, as the communicator receives it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _CallFields:
-    """The fields of a call. The compiled core has the same ones."""
+    """The fields of a call; the compiled core defines the same fields."""
 
     __slots__ = (
         "code",
@@ -60,12 +60,12 @@ CallFields: type[_CallFields] = _CallFields if core is None else core.CallFields
 
 
 class Call(CallFields):
-    """A call under way on a communicator: its header, its deadline, and the awaited peer.
+    """A running call on a communicator: its header, its deadline, and the awaited peer.
 
-    ``packed`` is the packed header, the only form that is kept. Links write ``waiting_for`` before
-    they block, and another thread reads it to report this rank's state. A call that goes on on a
-    device after it returned has a ``completion``. If the caller may wait for the last frames later,
-    ``rest`` has them. If ``sync``, the issuing thread waits for the end.
+    Only the packed header is stored, in ``packed``. Links write ``waiting_for`` before they block;
+    another thread reads it to report this rank's state. A call that continues on a device after it
+    returned has a ``completion``. If the caller may wait for the last frames later, ``rest`` holds
+    them. If ``sync`` is true, the issuing thread waits for the call's end.
     """
 
     __slots__ = ("deadline",)
@@ -80,15 +80,15 @@ class Call(CallFields):
 
     @property
     def header(self) -> CallHeader:
-        """The header, unpacked each time: for messages, not for the path of each call."""
+        """The header. Unpacked at each access, so only for messages."""
         return CallHeader.unpack(self.packed)
 
 
 class Rest:
-    """The end of a call, which its caller waits for when the next call has begun.
+    """The last frames of a call, which its caller awaits only after the next call has begun.
 
-    The communicator sets ``wait``, which waits for the call's last frames. ``end_before`` ends the
-    call before this one. A call does so when it has posted what it can, before it waits.
+    The communicator sets ``wait``, which waits for these frames. ``end_before`` ends the previous
+    call. A call invokes it after posting all frames that it can, before its first wait.
     """
 
     __slots__ = ("_end_before", "wait")
@@ -99,11 +99,11 @@ class Rest:
 
     @property
     def overlaps(self) -> bool:
-        """True if the call before has not ended."""
+        """True if the previous call has not ended."""
         return self._end_before is not None
 
     def end_before(self) -> None:
-        """End the call before. Idempotent."""
+        """End the previous call. Idempotent."""
         end_before, self._end_before = self._end_before, None
         if end_before is not None:
             end_before()

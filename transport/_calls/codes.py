@@ -1,4 +1,4 @@
-"""The numbers that stand for dtypes and reduce ops in a call's header."""
+"""The codes of dtypes and reduce ops in a call's header."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DTYPE_CODES = {name: code for code, name in enumerate(_DTYPE_NAMES)}
 
 @functools.lru_cache(maxsize=128)
 def dtype_code(dtype: np.dtype[np.generic]) -> int:
-    """Return the wire code of ``dtype``; raise TypeError for one that collectives do not take."""
+    """Return the wire code of ``dtype``; raise TypeError if collectives do not support it."""
     name = dtype.name
     if dtype.kind in "fc" and dtype.itemsize > (16 if dtype.kind == "c" else 8):
         name = "longdouble" if dtype.kind == "f" else "clongdouble"
@@ -56,12 +56,12 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
 
 
 def dtype_name(code: int) -> str:
-    """Return the name behind a code of ``dtype_code``."""
+    """Return the name of the dtype with the wire code ``code``."""
     return _DTYPE_NAMES[code] if code < len(_DTYPE_NAMES) else f"code {code}"
 
 
 def op_name(code: int) -> str:
-    """Return the name of a reduce op's wire code."""
+    """Return the name of the reduce op with the wire code ``code``."""
     return _OP_NAMES[code] if code < len(_OP_NAMES) else f"code {code}"
 
 

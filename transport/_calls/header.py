@@ -1,8 +1,8 @@
 """The header of a call: the properties that must be equal on every member, in 32 bytes.
 
-Each frame between two members begins with the header of its call. The receiver compares these
-bytes with its own header before it uses a value. So the first frame shows that two ranks are in
-different calls.
+Each frame between two members begins with the header of its call. The receiver compares the header
+with its own before it uses the payload, so the first frame reveals that two ranks are in different
+calls.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _LAYOUT = struct.Struct("<QQiHHBBHI")
 HEADER_BYTES = _LAYOUT.size
 NO_ROOT = -1
 pack_header = _LAYOUT.pack
-"""``pack_header(*header)`` equals ``CallHeader(*header).pack()``, without making a header."""
+"""``pack_header(*header)`` equals ``CallHeader(*header).pack()``, without creating a header."""
 
 
-_PRIME = 65521  # the largest prime that 16 bits, a history's, hold
+_PRIME = 65521  # The largest prime that fits the 16 bits of a history.
 
 
 def history_after(packed: bytes) -> int:
@@ -46,18 +46,18 @@ class Kind(enum.IntEnum):
     SPLIT = 13
     MONITORED_BARRIER = 14
     CALL = 15
-    """A remote call, by its caller; such headers are only recorded."""
+    """A remote call on the caller's side. Headers of this kind are recorded, never sent."""
     SERVE = 16
-    """A remote call, by its callee."""
+    """A remote call on the callee's side. Recorded, never sent."""
     REFUSED = 17
-    """A collective of kind ``extra`` that its caller refused: recorded and numbered, never sent."""
+    """A collective of kind ``extra`` that raised before it sent anything: numbered and recorded."""
     SCAN = 18
     EXSCAN = 19
     """A scan without the member's own contribution."""
     WINDOW = 20
-    """The making of a one-sided window, a collective."""
+    """The collective that creates a one-sided window."""
     PUT = 21
-    """From here on: operations of one member on another's window; only those that wait."""
+    """This kind and all below: blocking operations of one member on another member's window."""
     GET = 22
     UPDATE = 23
     FLUSH = 24
@@ -69,7 +69,7 @@ ONE_SIDED = frozenset(kind for kind in Kind if kind >= Kind.PUT)
 
 
 def kind_name(code: int) -> str:
-    """Return the name of a kind. A peer may send an unknown code."""
+    """Return the name of the kind ``code``, which may be unknown because a peer sent it."""
     try:
         return Kind(code).name.lower()
     except ValueError:
@@ -79,12 +79,12 @@ def kind_name(code: int) -> str:
 class CallHeader(NamedTuple):
     """The part of a call that must be equal on every member.
 
-    The number ``elements`` is 0 unless all members must agree on one. A ``root`` is a group rank or
-    ``NO_ROOT``. The codes ``dtype`` and ``op`` are those of ``dtype_code`` and ``ReduceOp`` (0:
-    none). Other values that must agree are hashed in ``extra`` (0: none).
+    ``elements`` is 0 unless all members must have the same number of elements. ``root`` is a group
+    rank or ``NO_ROOT``. The codes ``dtype`` and ``op`` are those of ``dtype_code`` and ``ReduceOp``
+    (0: none). ``extra`` is a hash of other values that must be equal (0: none).
 
-    ``history`` is a hash of the earlier collectives (see ``history_after``). If members made
-    different ones without exchanging a frame, the next frame shows it.
+    ``history`` is a hash of the earlier collectives (see ``history_after``). It reveals earlier
+    calls that differed without exchanging a frame.
     """
 
     sequence: int
@@ -103,12 +103,12 @@ class CallHeader(NamedTuple):
         return self._replace(history=0)
 
     def pack(self) -> bytes:
-        """Return the header as the ``HEADER_BYTES`` bytes that travel."""
+        """Return the header's wire format, ``HEADER_BYTES`` bytes."""
         return pack_header(*self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray | memoryview) -> CallHeader:
-        """Return the header in the first ``HEADER_BYTES`` bytes of ``data``."""
+        """Return the header that the first ``HEADER_BYTES`` bytes of ``data`` encode."""
         return cls(*_LAYOUT.unpack_from(data))
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""Frames between the members of a group, in both directions, outside of collectives."""
+"""Connections for remote calls: frames in both directions between the members of a group."""

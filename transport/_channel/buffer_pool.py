@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT_BYTES = 160 << 20
-"""The pool keeps at most this many bytes."""
+"""The most bytes that the pool holds."""
 _WORTH_KEEPING = 256 << 10
 _UNUSED = 2
 """The references to an unused array: from the list, and from ``getrefcount`` itself."""
 
 
 class BufferPool:
-    """Hands out receive buffers. Thread-safe.
+    """Reuses receive buffers. Thread-safe.
 
-    The kernel clears each page of fresh memory at its first touch, which takes longer than the
-    copy that fills it. Programs send arrays of the same sizes again and again.
+    The kernel clears each page of new memory at its first use, which takes longer than the copy
+    that fills it. Programs send arrays of the same sizes again and again.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""A channel: connections between the members of a group, one a direction, made at the first use.
+"""A channel: connections between the members of a group, one per direction, made at the first use.
 
-The channel knows bytes only. Its user is a ``Protocol``, which is given frames as they arrive.
+The channel moves bytes. Its user is a ``Protocol``, which is called with the frames that arrive.
 *Posts* are messages that survive broken connections: they are numbered, resent on the next
 connection until the peer has acknowledged them, and delivered once, in order.
 """
@@ -47,14 +47,14 @@ _CLOSED = "the channel was closed on this side"
 
 
 class Protocol(Receiver, typing.Protocol):
-    """The user of a channel. The methods are called in any thread, and must not block."""
+    """The user of a channel. Its methods are called in any thread, and must not block."""
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
-        """Act on a post of the connection's peer."""
+        """Handle a post of the connection's peer."""
         ...
 
     def on_refusal(self, peer: int, error: DistError) -> DistError:
-        """Return the error to raise for ``peer``, which could not be connected to. May block."""
+        """Return the error to raise after a failed connection to ``peer``. May block."""
         ...
 
 
@@ -64,27 +64,27 @@ class _Peer:
     def __init__(self) -> None:
         self.dialing = threading.Lock()
         self.attempt: Future[ChannelConnection] | None = None
-        """The attempt to connect, which outlasts the callers that wait for it."""
+        """The attempt to connect, which continues when the waiting callers give up."""
         self.thread: threading.Thread | None = None
         """The thread of the attempt."""
         self.dial: Dial | None = None
         """The first step of the attempt."""
         self.greeting: ChannelConnection | None = None
-        """The second one: the new connection."""
+        """The second step: the new connection."""
         self.sending = threading.Lock()
-        """Of the fields that follow."""
+        """Guards the fields that follow."""
         self.connection: ChannelConnection | None = None
         self.posts: deque[tuple[int, bytes]] = deque()
         """The posts that the peer has not acknowledged."""
         self.posted = 0
         self.gone: str | None = None
         self.receiving = threading.RLock()
-        """Of the posts of the peer: one thread may read the rest of a broken connection while
-        another reads the next one."""
+        """Guards the peer's posts: one thread may read the rest of a broken connection while
+        another reads the next connection."""
         self.received = 0
         """The number of the peer's last post."""
         self.latest = 0
-        """The peer has given up the connections before this one."""
+        """The number of the peer's latest connection: it has given up the earlier ones."""
 
 
 class Channel:
@@ -108,7 +108,7 @@ class Channel:
         self._closed = False
 
     def open(self, protocol: Protocol) -> None:
-        """Accept connections, and give ``protocol`` what arrives."""
+        """Accept connections, and pass arriving frames to ``protocol``."""
         self._protocol = protocol
         membership, runtime = self._membership, self._membership.runtime
         self._endpoint = runtime.shared(
@@ -121,10 +121,10 @@ class Channel:
     # ------------------------------------------------------------------ connecting
 
     def connect(self, rank: int, deadline: Deadline) -> ChannelConnection:
-        """Return the connection to ``rank``, made first if there is none. May block.
+        """Return the connection to ``rank``, making it if necessary. May block.
 
-        An attempt goes on when its callers have given up. Raises ``CommunicatorTimeoutError`` past
-        ``deadline``, the protocol's error for a member that cannot be reached.
+        An attempt continues when its callers have given up. Raises ``CommunicatorTimeoutError``
+        past ``deadline``, and the protocol's error for a member that cannot be reached.
         """
         peer = self._peers[rank]
         connection = peer.connection
@@ -147,7 +147,7 @@ class Channel:
         return self._peers[rank].connection
 
     def _attempt(self, rank: int, peer: _Peer) -> Future[ChannelConnection]:
-        """Return the attempt to connect that is under way, or a new one."""
+        """Return the current attempt to connect, or a new one."""
         with peer.dialing:
             attempt, made = peer.attempt, peer.connection
             if attempt is None or (attempt.done() and (made is None or made.error is not None)):
@@ -205,7 +205,7 @@ class Channel:
         return connection
 
     def _use(self, peer: _Peer, connection: ChannelConnection, received: int) -> None:
-        """Use a new connection, whose peer has received our posts up to ``received``."""
+        """Use a new connection, whose peer has received this rank's posts up to ``received``."""
         with peer.sending:
             _acknowledged(peer, received)
             connection.begin(poll=False)
@@ -215,7 +215,7 @@ class Channel:
                     connection.send(Control.POST, number, data)
 
     def _accept(self, hello: Hello, sock: socket.socket) -> None:
-        """Take a connection from a peer; in the endpoint's thread."""
+        """Accept a connection from a peer; in the endpoint's thread."""
         if self._closed or not 0 <= hello.rank < self._membership.size:
             sock.close()
             return
@@ -234,7 +234,7 @@ class Channel:
     # ------------------------------------------------------------------ frames
 
     def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
-        """Act on the channel's own frames, and give the protocol all others, in their order."""
+        """Handle the channel's own frames, and pass all others to the protocol, in their order."""
         begin = 0
         for i, frame in enumerate(frames):
             if frame.kind < FIRST_KIND:
@@ -259,14 +259,14 @@ class Channel:
                     received = peer.received
                 self._greeting.on_hello(connection, frame, received)
             case _:
-                raise ConnectionError(f"a frame of kind {frame.kind} came the wrong way")
+                raise ConnectionError(f"unexpected frame of kind {frame.kind}")
 
     # ------------------------------------------------------------------ posts
 
     def post(self, rank: int, data: bytes) -> None:
         """Send ``data``, after all earlier posts to ``rank``. Never blocks.
 
-        It arrives once, over as many connections as that takes, as long as both members live.
+        It is delivered once, even if connections break, as long as both members live.
         """
         peer = self._peers[rank]
         with peer.sending:
@@ -298,7 +298,7 @@ class Channel:
     # ------------------------------------------------------------------ ends
 
     def on_end(self, connection: ChannelConnection, error: Exception) -> None:
-        """Forget a connection that has ended, and resend its posts on another."""
+        """Drop an ended connection, and resend unacknowledged posts on a new one."""
         if not connection.outgoing:
             self._incoming.pop(connection, None)
         else:
@@ -306,13 +306,13 @@ class Channel:
             with peer.sending:
                 if peer.connection is connection:
                     peer.connection = None
-                unheard = bool(peer.posts)
-            if unheard and not self._closed:
+                unacknowledged = bool(peer.posts)
+            if unacknowledged and not self._closed:
                 self._threads.submit(lambda: self._reconnect(connection.peer))
         self._protocol.on_end(connection, error)
 
     def end_earlier(self, connection: ChannelConnection) -> None:
-        """End the connections that the peer made before ``connection``: it has given them up."""
+        """End the connections that the peer made before ``connection``, and has given up."""
         peer = self._peers[connection.peer]
         peer.latest = max(peer.latest, self._incoming.get(connection, 0))
         error = ConnectionResetError("the peer has made another connection")
@@ -321,14 +321,14 @@ class Channel:
                 one.shut(error)
 
     def is_drained(self, rank: int) -> bool:
-        """True if all is read of the connections that ``rank`` has given up."""
+        """True if the connections that ``rank`` has given up were read to their end."""
         latest = self._peers[rank].latest
         return all(
             one.peer != rank or number >= latest for one, number in list(self._incoming.items())
         )
 
     def forget(self, rank: int, reason: str) -> None:
-        """End all connections with ``rank``, which is gone, and make no more."""
+        """End all connections with ``rank``, which is lost, and refuse new ones."""
         peer = self._peers[rank]
         with peer.sending:
             peer.gone = reason
@@ -345,21 +345,21 @@ class Channel:
         return [*outgoing, *list(self._incoming)]
 
     def close(self, flush: float) -> None:
-        """End all connections; queued bytes get ``flush`` seconds to leave."""
+        """End all connections, after waiting up to ``flush`` seconds for queued bytes."""
         until = time.monotonic() + flush
         while any(one.queued for one in self.connections()) and time.monotonic() < until:
             time.sleep(0.001)
         self._closed = True
         self._endpoint.unregister(self._membership.group)
         for peer in self._peers:
-            with peer.sending:  # an attempt begins before this, and is cancelled, or not at all
+            with peer.sending:  # later attempts see _closed
                 _cancel(peer, _CLOSED)
         for peer in self._peers:
             if peer.thread is not None:
                 peer.thread.join(1.0)
         for one in self.connections():
             one.shut(ConnectionAbortedError(_CLOSED))
-        # The threads notice the ends.
+        # Wait until the threads have noticed the ends.
         while self.connections() and time.monotonic() < until + 1.0:
             time.sleep(0.001)
 

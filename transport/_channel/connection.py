@@ -1,8 +1,8 @@
 """A connection: frames in both directions over one authenticated socket.
 
-Sending never blocks: bytes that the peer does not take at once wait in a queue, which the thread
-pool empties. One thread receives at a time: a thread of the pool, or a caller that waits for its
-own reply and so saves a switch between threads.
+Sending never blocks: bytes that cannot be sent at once wait in a queue, which the thread pool
+empties. One thread receives at a time: a thread of the pool, or a caller that waits for its reply,
+which saves a thread switch.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ from transport._waiting.polling import PEER_CLOSED, READABLE, WRITABLE
 from transport._waiting.spinning import SpinWait
 
 QUEUE_BYTES = 1 << 20
-"""With more than this queued, senders wait, and no more requests are read from the peer."""
+"""If more bytes are queued, senders wait, and no requests are read from the peer."""
 FETCH_BYTES = 96 << 10
-"""Larger buffers are copied out of the sender's memory where the kernel allows it."""
+"""Larger buffers are copied out of the sender's memory if the kernel allows it."""
 WAIT_SECONDS = 0.02
-"""After this long without a frame, a waiting caller leaves the reading to the pool."""
+"""After this time without a frame, a waiting caller lets the pool read."""
 _PARTS_AT_ONCE = 64
 _AT_ONCE = int(socket.MSG_DONTWAIT)
 _TIMEVAL = struct.Struct("@ll")
 # The reader: no thread until the next send, the pool, one thread now, or none until resumed.
-_NOBODY, _POLL, _TURN, _PAUSED = range(4)
+_NO_READER, _POLL, _TURN, _PAUSED = range(4)
 
 
 class Receiver(Protocol):
-    """Is given the frames of a connection. Called in any thread; must not block."""
+    """Handles the frames of a connection. Called in any thread; must not block."""
 
     def on_frames(self, connection: ChannelConnection, frames: Sequence[ChannelFrame]) -> bool:
-        """Act on received frames; False: stop reading until ``ChannelConnection.resume``."""
+        """Handle received frames; return False to stop reading until ``resume``."""
         ...
 
     def on_end(self, connection: ChannelConnection, error: Exception) -> None:
-        """Note that a connection has ended with ``error``."""
+        """Handle the end of a connection with ``error``."""
         ...
 
 
 class ChannelConnection:
-    """``sock`` is authenticated; ``peer`` is the rank at its other end; ``outgoing``: this side
-    connected. ``receiver`` is given what arrives.
+    """A connection over the authenticated ``sock`` to the rank ``peer``.
+
+    ``outgoing``: this side connected. ``receiver`` handles arriving frames.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ChannelConnection:
         self.outgoing = outgoing
         self.fd = sock.fileno()
         self.queued = 0
-        """Bytes that the peer has not taken."""
+        """The number of bytes in the send queue."""
         self.memory: ProcessMemory | None = None
         """The peer's memory, if this side can read it."""
         self.lends = False
@@ -83,7 +84,7 @@ class ChannelConnection:
         self._lent: dict[int, Sequence[memoryview]] = {}
         self.error: Exception | None = None
         self.pending: dict[int, Any] = {}
-        """The owner's pending replies on it, by number. While it has entries, the pool reads."""
+        """The owner's pending replies, by number. While it has entries, the pool reads."""
         self._sock = sock
         self._receiver = receiver
         self._threads = threads
@@ -94,7 +95,7 @@ class ChannelConnection:
         self._sending = threading.Lock()
         self._queue: deque[memoryview] = deque()
         self._state = threading.Lock()
-        self._reader = _NOBODY
+        self._reader = _NO_READER
         self._armed = self._resumed = False
         self._room = Condition()
         # TLS may hold received bytes that poll does not report.
@@ -105,16 +106,16 @@ class ChannelConnection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def begin(self, poll: bool) -> None:
-        """Have the pool watch it: for its end and, with ``poll``, for frames."""
+        """Let the pool watch the connection: for its end and, with ``poll``, for frames."""
         with self._state:
-            self._reader = _POLL if poll else _NOBODY
+            self._reader = _POLL if poll else _NO_READER
             self._armed = True
             self._threads.register(self, self._events())
 
     def receive_one(self, deadline: Deadline) -> ChannelFrame:
         """Return the first frame, before ``begin``.
 
-        Raises TimeoutError past ``deadline``, OSError when the connection ends or has an ``error``.
+        Raises TimeoutError past ``deadline``, OSError if the connection ends or has an ``error``.
         """
         while True:
             if self.error is not None:
@@ -124,7 +125,7 @@ class ChannelConnection:
             except (BlockingIOError, InterruptedError):
                 look()
                 if deadline.expired:
-                    text = f"nothing came for {deadline.seconds:g} s"
+                    text = f"no frame arrived within {deadline.seconds:g} s"
                     raise TimeoutError(errno.ETIMEDOUT, text) from None
                 continue
             if frames:
@@ -140,9 +141,9 @@ class ChannelConnection:
         buffers: Sequence[memoryview] = (),
         flags: int = 0,
     ) -> None:
-        """Send a frame or queue it. Never blocks. Raises OSError when the connection has ended.
+        """Send a frame or queue it. Never blocks. Raises OSError if the connection has ended.
 
-        Large ``buffers`` may stay where they are and be read by the peer, until ``reclaim``.
+        The peer may read large ``buffers`` from this process's memory, until ``reclaim``.
         """
         if not buffers:
             self._send(pack(kind, number, data, flags=flags))
@@ -178,7 +179,7 @@ class ChannelConnection:
             self._arm()
 
     def _send_at_once(self, part: bytes | memoryview) -> bool:
-        """Send a frame of one part; False if the peer takes none of it."""
+        """Send a frame of one part; False if no byte could be sent."""
         try:
             count = self._short.send(part, SEND_NOW)
         except (BlockingIOError, InterruptedError):
@@ -195,7 +196,7 @@ class ChannelConnection:
         return True
 
     def _flush(self) -> bool:
-        """Send the queue; False if the peer does not take it all. With ``_sending`` held."""
+        """Send the queue; False if bytes are left. The caller holds ``_sending``."""
         queue = self._queue
         try:
             while queue:
@@ -210,14 +211,14 @@ class ChannelConnection:
         except OSError:
             queue.clear()
             self.queued = 0
-            # The reader learns why, after the bytes that arrived before the end.
+            # The reader reports the cause, after the bytes that arrived before the end.
             self.shut(ConnectionResetError(errno.ECONNRESET, "it hung up"))
             raise
         self.queued = sum(view.nbytes for view in queue)
         return not queue
 
     def wait_for_room(self, timeout: float | None) -> None:
-        """Wait until the queue is short again, the connection over, or ``timeout``."""
+        """Wait until the queue is short or the connection has ended, up to ``timeout`` seconds."""
         self.poll()
         with self._threads.slot_released(), self._room:
             self._room.wait_for(
@@ -227,14 +228,14 @@ class ChannelConnection:
     # ------------------------------------------------------------------ receiving
 
     def poll(self) -> None:
-        """Have the pool read it, unless another thread does."""
+        """Let the pool read the connection, unless another thread does."""
         with self._state:
-            if self._reader == _NOBODY:
+            if self._reader == _NO_READER:
                 self._reader = _POLL
                 self._arm()
 
     def resume(self) -> None:
-        """Read on after a pause, or cancel one that is about to begin."""
+        """End a pause of reading, or cancel one that is about to begin."""
         with self._state:
             self._resumed = self._reader == _TURN
             if self._reader == _PAUSED:
@@ -249,8 +250,8 @@ class ChannelConnection:
     def read_until(self, done: Callable[[], bool]) -> None:
         """Read in the calling thread until ``done()``, or for a moment.
 
-        Returns at once where another thread reads. The pool goes on reading while frames are
-        awaited (``pending``).
+        Returns at once if another thread reads. While replies are ``pending``, the pool continues
+        reading.
         """
         with self._state:
             if self._reader in (_TURN, _PAUSED) or self.error is not None:
@@ -270,10 +271,10 @@ class ChannelConnection:
         except (DistError, OSError) as error:
             self._end(error)
         else:
-            self._end_turn(_NOBODY)
+            self._end_turn(_NO_READER)
 
     def ready(self, events: int) -> None:
-        """Act on the events that the pool has found."""
+        """Handle the events from the pool."""
         with self._state:
             self._armed = False
             mine = self._reader != _TURN and bool(events & ~WRITABLE)
@@ -292,7 +293,7 @@ class ChannelConnection:
                 self._arm_again()
 
     def look(self) -> bool:
-        """Wait a moment for another request, and act on it; False if none came."""
+        """Wait a moment for another request, and handle it; False if none arrived."""
         if self.outgoing or not self._spin.looks:
             return False
         with self._state:
@@ -303,7 +304,7 @@ class ChannelConnection:
         return self._take_turn(self._receive_soon)
 
     def _take_turn(self, receive: Callable[[], list[ChannelFrame] | None]) -> bool:
-        """Receive frames and act on them; False if none came."""
+        """Receive frames and handle them; False if none arrived."""
         frames: list[ChannelFrame] | None = None
         goes_on = True
         try:
@@ -356,7 +357,7 @@ class ChannelConnection:
     def _end_turn(self, reader: int) -> None:
         with self._state:
             # A sender adds to ``pending`` before it sends, and leaves the reading to this turn.
-            if reader == _NOBODY and (self.pending or not self.outgoing):
+            if reader == _NO_READER and (self.pending or not self.outgoing):
                 reader = _POLL
             if reader == _PAUSED and self._resumed:
                 reader = _POLL
@@ -383,16 +384,16 @@ class ChannelConnection:
             self._threads.arm(self, self._events())
 
     def _arm_again(self) -> None:
-        """Arm it if an event has disarmed it. Not during a turn, unless bytes are queued."""
+        """Arm the poller if an event has disarmed it. During a turn, only if bytes are queued."""
         if not self._armed and (self._reader != _TURN or self.queued):
             self._arm()
 
     # ------------------------------------------------------------------ memory
 
     def fetch(self, frame: ChannelFrame) -> list[memoryview]:
-        """Return the buffers of ``frame``, copied out of the peer's memory where they lie there.
+        """Return the buffers of ``frame``, copied from the peer's memory if they were not sent.
 
-        Raises OSError where that is not possible.
+        Raises OSError if that memory cannot be read.
         """
         return [
             self._fetch(buffer) if buffer.memory is None else buffer.memory
@@ -400,7 +401,7 @@ class ChannelConnection:
         ]
 
     def acknowledge(self, frame: ChannelFrame) -> None:
-        """Tell the peer that its buffers of ``frame`` are copied, where it lent any."""
+        """If the peer lent buffers of ``frame``, notify it that they were copied."""
         if any(buffer.memory is None for buffer in frame.buffers):
             with suppress(OSError):
                 self.send(Control.FETCHED, frame.number)
@@ -415,7 +416,7 @@ class ChannelConnection:
     # ------------------------------------------------------------------ the end
 
     def shut(self, error: Exception) -> None:
-        """End it: the reading thread closes it. Thread-safe; never blocks."""
+        """End the connection, which the reading thread closes. Thread-safe; never blocks."""
         if self.error is None:
             self.error = error
         with suppress(OSError):
@@ -427,7 +428,7 @@ class ChannelConnection:
                 self._arm()
 
     def _end(self, error: Exception) -> None:
-        """Close it, in the reading thread."""
+        """Close the connection, in the reading thread."""
         self.error = self.error or error
         with self._sending, self._state:
             self._threads.forget(self)

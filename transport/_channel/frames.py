@@ -1,8 +1,8 @@
-"""The frames of a connection. Any received bytes are frames or raise ``FrameError``.
+"""The frames of a connection. Received bytes that are not frames raise ``FrameError``.
 
-A frame begins with a header of 24 bytes: kind, flags, count of buffers, number, size of the data. A
-table of 16 bytes a buffer follows (size, address), then the data, and the buffers. A buffer with an
-address does not follow: it lies in the sender's memory, and the receiver copies it from there.
+A frame begins with a header of 24 bytes: kind, flags, number of buffers, number, size of the data.
+A table of 16 bytes per buffer (size, address), the data and the buffers follow. A buffer with an
+address is not sent: the receiver copies it from the sender's memory.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _HEADER = struct.Struct("<BBHIQQ")
 HEADER_BYTES = _HEADER.size
 _ENTRY = struct.Struct("<QQ")
 STAGE_BYTES = 128 << 10
-"""Bytes received at once. Pieces of more than half of it are received into their final place."""
+"""The bytes received at once. A piece larger than half of this is received into its own memory."""
 _DIRECT = STAGE_BYTES // 2
 _MAX_BUFFERS = 1 << 20
 _MAX_BYTES = 1 << 44
 
 
 class FrameError(DistNetworkError):
-    """The received bytes are no frame: the connection cannot be used any more."""
+    """The received bytes are not a frame: the connection cannot be used any more."""
 
 
 class Control(enum.IntEnum):
     """The kinds of frames that the channel itself exchanges."""
 
     HELLO = 1
-    """The greeting: whose memory the peer may read. Three frames on each new connection."""
+    """The greeting, in three frames on each new connection: who can read the other's memory."""
     FETCHED = 2
-    """The buffers of the frame ``number`` have been copied out of the sender's memory."""
+    """The peer has copied the buffers of the frame ``number`` from the sender's memory."""
     POST = 3
     """A message that survives broken connections, or its acknowledgement; ``number`` counts."""
 
 
 FIRST_KIND = 16
-"""Kinds from here on belong to the user of the channel."""
+"""The first kind for the user of the channel."""
 
 
 class FrameBuffer(NamedTuple):
-    """A buffer of a frame. ``memory`` is None if it lies at ``address`` of the sender."""
+    """A buffer of a frame. ``memory`` is None if it is at ``address`` in the sender's memory."""
 
     nbytes: int
     address: int
@@ -66,7 +66,7 @@ class ChannelFrame(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that it takes."""
+        """The bytes of memory that the frame occupies."""
         return len(self.data) + sum(b.nbytes for b in self.buffers if b.memory is not None)
 
 
@@ -78,9 +78,9 @@ def pack(
     addresses: Sequence[int] = (),
     flags: int = 0,
 ) -> list[bytes | memoryview]:
-    """Return the pieces of a frame, in the order in which they are sent.
+    """Return the pieces of a frame, in sending order.
 
-    ``addresses`` has the address of each buffer that the peer copies itself; 0: it is sent.
+    ``addresses`` has the address of each buffer that the peer copies itself; 0 if it is sent.
     """
     header = _HEADER.pack(kind, flags, 0, len(buffers), number, len(data))
     if not buffers:
@@ -100,30 +100,30 @@ class FrameReader:
         self._memory = bytearray(STAGE_BYTES)
         self._stage = memoryview(self._memory)
         self._begin = self._end = 0
-        # Of a partial frame: its header, its table, and the pieces that have arrived.
+        # The header, the table, and the arrived pieces of a partial frame.
         self._header: tuple[int, int, int, int] | None = None
         self._addresses: list[tuple[int, int]] = []
         self._pieces: list[memoryview] = []
-        # A large piece: the whole, and the part that has not arrived.
+        # The memory of a large piece, and the part of it that has not arrived.
         self._whole: memoryview | None = None
         self._rest: memoryview | None = None
         self._filled = False
 
     @property
     def may_have_more(self) -> bool:
-        """True if the last receive filled its room: the socket may hold more."""
+        """True if the last receive filled its buffer, so the socket may have more bytes."""
         return self._filled or self._rest is not None
 
     @property
     def in_a_frame(self) -> bool:
-        """True if a frame has begun and not ended."""
+        """True if a frame is partly received."""
         return self._header is not None or self._begin != self._end
 
     def receive(self, sock: socket.socket, flags: int = 0) -> list[ChannelFrame]:
         """Receive once, and return the frames that are complete now.
 
-        Raises ``ConnectionResetError`` at the end of the stream, ``FrameError``, and what
-        ``recv_into`` raises.
+        Raises ``ConnectionResetError`` at the end of the stream, ``FrameError``, and the errors of
+        ``recv_into``.
         """
         rest = self._rest
         if rest is not None:
@@ -154,7 +154,7 @@ class FrameReader:
 
     def _check_end(self, count: int) -> None:
         if count == 0:
-            where = " in the middle of a frame" if self.in_a_frame else ""
+            where = " within a frame" if self.in_a_frame else ""
             raise ConnectionResetError(errno.ECONNRESET, f"it hung up{where}")
 
     def _next(self) -> ChannelFrame | None:
@@ -186,7 +186,7 @@ class FrameReader:
                 return None
             self._addresses = [*_ENTRY.iter_unpack(table)]
             if any(nbytes > _MAX_BYTES for nbytes, _ in self._addresses):
-                raise FrameError("a frame announces a buffer that no machine can hold")
+                raise FrameError(f"a frame announces a buffer of more than {_MAX_BYTES} bytes")
         sizes = [size, *(nbytes for nbytes, address in self._addresses if not address)]
         while len(self._pieces) < len(sizes):
             piece = self._take(sizes[len(self._pieces)])
@@ -203,7 +203,7 @@ class FrameReader:
         return ChannelFrame(kind, flags, number, data, buffers)
 
     def _take(self, size: int) -> memoryview | None:
-        """Return the next ``size`` bytes in memory of their own; None if they have not arrived."""
+        """Return the next ``size`` bytes in separate memory; None if they have not arrived."""
         if self._whole is not None:
             whole = None if self._rest is not None else self._whole
             if whole is not None:

@@ -1,7 +1,8 @@
-"""The greeting on a new connection: each side learns whether it can read the other's memory.
+"""The greeting on a new connection: each side finds out whether it can read the other's memory.
 
-The connecting side sends where its memory is. The other side answers with the same, and whether it
-can read that memory. A third frame tells whether the first side can read the other's.
+The connecting side sends its machine, process id, and the address of a nonce. The other side
+answers with its own, and whether it could read the nonce. In a third frame the connecting side
+answers whether it could read the other nonce.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class Greeting:
     """Greets the peers of one member. Thread-safe."""
 
     def __init__(self) -> None:
-        # A peer that can read these bytes here has found the right process.
+        # A peer that can read these bytes has found the right process.
         self._nonce = np.frombuffer(bytearray(secrets.token_bytes(32)), np.uint8)
 
     def begin(self, connection: ChannelConnection, deadline: Deadline) -> int:
         """Greet the peer of an outgoing connection, before it is polled.
 
         Returns the number of the last post that the peer has received. Raises TimeoutError past
-        ``deadline``, OSError when the connection ends.
+        ``deadline``, OSError if the connection ends.
         """
         connection.send(Control.HELLO, 0, self._introduction(), flags=_FIRST)
         answer = connection.receive_one(deadline)
@@ -48,7 +49,7 @@ class Greeting:
         return answer.number
 
     def on_hello(self, connection: ChannelConnection, frame: ChannelFrame, received: int) -> None:
-        """Answer a greeting; ``received`` is the number of the peer's last post received here."""
+        """Answer a greeting; ``received`` is the number of the peer's last received post."""
         if frame.flags != _FIRST:
             connection.lends = frame.flags == _READABLE
             return
@@ -72,7 +73,7 @@ class Greeting:
         return json.dumps(introduction).encode()
 
     def _memory_of(self, frame: ChannelFrame) -> ProcessMemory | None:
-        """Return the memory of the peer's process, if this one can read it."""
+        """Return the memory of the peer's process, None if this process cannot read it."""
         introduction: dict[str, Any] = json.loads(bytes(frame.data))
         if (
             not is_possible()

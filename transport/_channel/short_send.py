@@ -1,9 +1,9 @@
-"""Non-blocking sends that keep the interpreter's lock.
+"""Non-blocking sends that hold the interpreter's lock.
 
-A socket's own ``send`` releases the lock around the system call, since it might block. A thread
-that makes or serves thousands of short calls then offers the lock as often to the thread that reads
-beside it. Both spend more time on passing the lock than on the calls. A send that cannot
-block takes a few microseconds; other threads get the lock after the interpreter's switch interval.
+A socket's ``send`` releases the lock around the system call, which might block. If a thread makes
+or serves thousands of short calls, the lock then alternates between this thread and the reading
+one, which costs more than the calls. A send that cannot block takes a few microseconds; other
+threads get the lock after the interpreter's switch interval.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import ctypes
 import socket
 
 SENT_BYTES = 4096
-"""Longer data take longer to copy, so the lock is released for them."""
+"""The lock is released for longer data, which take longer to copy."""
 
 _send = ctypes.PyDLL(None).send  # a CDLL's would release the lock
-# Declared argument types take longer to convert than a socket's method takes as a whole.
+# No argtypes: their conversion would take longer than a socket's whole method.
 _send.restype = ctypes.c_ssize_t
 
 
@@ -26,13 +26,13 @@ class ShortSend:
         self._sock = sock
 
     def send(self, data: bytes | memoryview, flags: int, /) -> int:
-        """Send what the peer takes of ``data``, with ``MSG_DONTWAIT`` among the ``flags``.
+        """Send as much of ``data`` as fits; ``flags`` must include ``MSG_DONTWAIT``.
 
-        Returns the number of bytes. Raises the errors of ``socket.send``: BlockingIOError if the
-        peer takes none.
+        Returns the number of bytes. Raises the errors of ``socket.send``: BlockingIOError if none
+        fit.
         """
         if len(data) <= SENT_BYTES and isinstance(data, bytes):
-            # Nobody closes the socket in between: the lock is held throughout.
+            # No other thread can close the socket, because the lock is held throughout.
             count: int = _send(self._sock.fileno(), data, ctypes.c_size_t(len(data)), flags)
             if count >= 0:
                 return count

@@ -1,8 +1,8 @@
 """A pool of threads that share one poller: the thread that reads a request also runs it.
 
 One idle thread always polls. A thread that reads several requests leaves all but one in the
-backlog. Python threads that compute only take turns, so a second thread helps with the backlog only
-while no job ends: a handler waits, or computes for long.
+backlog. Computing Python threads alternate, so a second thread helps with the backlog only while no
+job ends, because a handler waits or computes for a long time.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from transport._waiting.polling import READABLE, Wakeup, new_poller, once
 _LOGGER = logging.getLogger("meshlib.transport")
 Job = Callable[[], None]
 LOOK_SECONDS = 0.002
-"""A second thread helps after no job has ended for this long."""
+"""A second thread helps if no job has ended for this time."""
 IDLE_SECONDS = 5.0
 END_SECONDS = 5.0
 
 
 class Polled(Protocol):
-    """A connection, as the pool knows it: a descriptor, and what to call when it is ready."""
+    """A connection, as the pool uses it."""
 
     fd: int
 
     def ready(self, events: int) -> None:
-        """Receive and send what can be at once."""
+        """Receive and send without blocking."""
         ...
 
     def look(self) -> bool:
-        """Wait a moment for the next request; return whether one came."""
+        """Wait a moment for the next request; return whether one arrived."""
         ...
 
 
 class _ThreadState(threading.local):
-    """True if the calling thread runs a job, how often it has released its slot, and the connection
-    from which its last job came.
+    """The calling thread's state: whether it runs a job, the number of nested ``slot_released``,
+    and the connection of its last job.
     """
 
     running = False
@@ -50,11 +50,11 @@ class _ThreadState(threading.local):
 
 
 class ThreadPool:
-    """Runs at most ``limit`` jobs at once, not counting those that wait in ``slot_released``.
+    """Runs at most ``limit`` jobs at once, not counting jobs that wait in ``slot_released``.
 
-    ``name`` is a prefix of the threads' names. ``enter()`` is called first in each thread;
-    ``on_error(error)`` with what a job raised, and must not raise. Threads are started when they
-    are needed, and end when they have been idle for a while.
+    ``name`` is a prefix of the threads' names. Each thread calls ``enter()`` first, and
+    ``on_error(error)``, which must not raise, after a job's exception. Threads start when they are
+    needed, and end when they have been idle for a while.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class ThreadPool:
         self._backlog: deque[tuple[Job, int]] = deque()
         self.backlog_bytes: int = 0
         self.running: int = 0
-        """The number of jobs that run, without those that wait."""
+        """The number of running jobs, without those in ``slot_released``."""
         self.done: int = 0
-        """The number of jobs that have ended."""
+        """The number of completed jobs."""
         self._idle = 0
         self._helper: int | None = None
         self._when_short: tuple[int, int, Job] | None = None
@@ -97,12 +97,12 @@ class ThreadPool:
         self._poller.register(polled.fd, once(events))
 
     def arm(self, polled: Polled, events: int) -> None:
-        """Poll ``polled`` for ``events`` from now on, once; not before it is registered."""
+        """Poll ``polled`` for ``events``, once, if it is registered."""
         if polled.fd in self._polled:
             self._poller.modify(polled.fd, once(events))
 
     def forget(self, polled: Polled) -> None:
-        """Poll ``polled`` no more."""
+        """Stop polling ``polled``."""
         if self._polled.pop(polled.fd, None) is not None:
             with suppress(OSError, ValueError):
                 self._poller.unregister(polled.fd)
@@ -121,7 +121,7 @@ class ThreadPool:
             return len(self._backlog) + len(self._threads) - self._idle
 
     def add(self, job: Job, nbytes: int = 0) -> None:
-        """Append ``job`` to the backlog; the calling thread, one of the pool, will look there."""
+        """Append ``job`` to the backlog, from which the calling thread of the pool will run it."""
         with self._lock:
             self._backlog.append((job, nbytes))
             self.backlog_bytes += nbytes
@@ -132,15 +132,15 @@ class ThreadPool:
         self.notify()
 
     def notify(self) -> None:
-        """Wake a thread that is idle. Takes no lock."""
+        """Wake an idle thread. Acquires no lock."""
         wakeup = self._wakeup
         if wakeup is not None:
             wakeup.notify()
 
     def when_short(self, jobs: int, nbytes: int, then: Job) -> bool:
-        """Have ``then()`` called once the backlog has at most ``jobs`` with ``nbytes``.
+        """Call ``then()`` once the backlog has at most ``jobs`` with ``nbytes``.
 
-        False if it has no more now: ``then`` is not called.
+        Return False, without calling ``then``, if it is that short already.
         """
         with self._lock:
             self._when_short = jobs, nbytes, then
@@ -153,7 +153,7 @@ class ThreadPool:
 
     @contextmanager
     def slot_released(self) -> Generator[None]:
-        """Let another job run while the calling thread, if it runs one, waits."""
+        """Let another job run while the calling thread's job waits."""
         here = self._here
         if not here.running or here.paused:
             here.paused += 1
@@ -181,7 +181,7 @@ class ThreadPool:
     # ------------------------------------------------------------------ the threads
 
     def close(self) -> None:
-        """Have the threads end with the jobs they run; wait for that, for a few seconds."""
+        """End the threads after their current jobs; join them, for a few seconds."""
         self._closed = True
         self.notify()
         me = threading.current_thread()
@@ -196,7 +196,7 @@ class ThreadPool:
             self._wakeup = None
 
     def _leave_behind(self) -> None:
-        """Close the poll in a fork of the process, which has none of the threads."""
+        """Close the poller in a forked child, which has none of the threads."""
         self._closed = True
         self._poller.close()
         self._wakeup = None
@@ -210,9 +210,9 @@ class ThreadPool:
             name = f"{self.name}-{self._number}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             try:
-                thread.start()  # with the lock: before anybody joins it
+                thread.start()  # under the lock, before close() can join it
             except RuntimeError as error:
-                # The process may have no more threads: this one runs the jobs one by one.
+                # The process may have no more threads: the existing ones run the jobs.
                 self._idle -= 1
                 _LOGGER.warning("%s could not be started: %s", name, error)
                 return
@@ -231,7 +231,7 @@ class ThreadPool:
                     self._helper = None
 
     def _turn(self) -> bool:
-        """Wait for an event or job and act on it; False: this thread is not needed any more."""
+        """Wait for an event or job and handle it; False if this thread is not needed any more."""
         me = threading.get_ident()
         helping, done, wakeup = self._helper == me, self.done, self._wakeup
         latest, self._here.latest = self._here.latest, None
@@ -239,7 +239,7 @@ class ThreadPool:
             latest, events = None, self._poller.poll(LOOK_SECONDS if helping else IDLE_SECONDS, 1)
             for fd, event in events:
                 if wakeup is not None and fd == wakeup.fd:
-                    if not self._closed:  # else it wakes every thread
+                    if not self._closed:  # otherwise it has to wake every thread
                         wakeup.clear()
                 elif (latest := self._polled.get(fd)) is not None:
                     latest.ready(event)
@@ -254,7 +254,7 @@ class ThreadPool:
             if helping:
                 self._helper = None
             if backlog > 1:
-                self.notify()  # another thread must notice when it stands still
+                self.notify()  # another thread must notice if no job ends
             self._here.latest = latest
             self._work()
         else:
@@ -300,7 +300,9 @@ class ThreadPool:
                     self.done += 1
 
     def _is_short(self) -> Job | None:
-        """Return the ``when_short`` callback once the backlog is short. With the lock held."""
+        """Return the ``when_short`` callback once the backlog is short. The caller holds the
+        lock.
+        """
         if self._when_short is None:
             return None
         jobs, nbytes, then = self._when_short

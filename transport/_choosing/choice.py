@@ -1,4 +1,4 @@
-"""The one table for the choice of algorithms, by bytes and by ranks."""
+"""The choice of the algorithm for a collective, by bytes and number of ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from transport._choosing.blocks import halving_steps
 
 ROUND_BYTES = 16 << 20
-"""The most that is reduced at a time where that takes scratch memory for all of it."""
+"""The maximum bytes reduced at a time if the scratch memory is as large as the data."""
 
 
 class Algorithm(enum.Enum):
-    """The ways of carrying out a collective, one module of this package each."""
+    """The algorithms for collectives; the modules of ``transport._algorithms`` implement them."""
 
-    __hash__ = object.__hash__  # Each call looks for one in a set; Enum's own is in Python.
+    __hash__ = object.__hash__  # Each call looks one up in a set, and Enum's hash is slow.
 
     DISSEMINATION = "dissemination"
     STAR = "star"
@@ -32,59 +32,61 @@ class Algorithm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The sizes at which one algorithm gives way to another, in bytes, equal on every member.
+    """The sizes in bytes at which the choice changes; equal on every member.
 
     The defaults are for loopback TCP with about one core for each rank. With more ranks than cores,
-    algorithms with fewer frames pay off up to larger sizes. ``meshlib tune`` measures these sizes.
+    algorithms with fewer frames are faster up to larger sizes. ``meshlib tune`` measures the sizes.
     """
 
     star: int = 16 << 10
-    """all_reduce, and all parts together of all_gather and reduce_scatter: via one member up to
-    here, in groups from 3 to ``star_ranks``.
+    """all_reduce, all_gather and reduce_scatter: a star up to this many bytes in all, in groups of
+    3 to ``star_ranks``.
     """
 
     star_ranks: int = 8
-    """The most ranks for which small data and barriers go via one member."""
+    """The largest group that uses a star, for small data and barriers."""
 
     all_reduce_doubling: int = 256 << 10
-    """all_reduce in groups up to ``pairwise_ranks``: recursive doubling, or a tree where their size
-    is not a power of two, up to here, then pairwise.
+    """all_reduce in groups up to ``pairwise_ranks``: recursive doubling up to this size (a tree if
+    the group's size is not a power of two), pairwise above.
     """
 
     reduce_scatter_doubling: int = 4 << 10
-    """reduce_scatter, all inputs together: likewise."""
+    """The same for reduce_scatter, counting all inputs together."""
 
     all_gather_doubling: int = 16 << 10
-    """all_gather, all outputs together: Bruck up to here, then pairwise or a ring."""
+    """all_gather, counting all outputs: Bruck up to this size, pairwise or a ring above."""
 
     broadcast_tree: int = 128 << 10
-    """broadcast: a binomial tree up to here, then a chain where it ``chain_pays``."""
+    """broadcast: a binomial tree up to this size; above it, a chain if ``chain_pays``."""
 
     reduce_tree: int = 128 << 10
-    """reduce: a binomial tree up to here, then a reduce_scatter and a gather, from 5 ranks on."""
+    """reduce: a binomial tree up to this size; above it, with 5 or more ranks, a reduce_scatter and
+    a gather.
+    """
 
     doubling_ranks: int = 4
-    """Groups smaller than this take as few steps in a ring, so all_gather and reduce_scatter
-    double from this size on.
+    """The smallest group whose all_gather and reduce_scatter use doubling. In smaller groups a ring
+    takes equally few steps.
     """
 
     pairwise_ranks: int = 16
-    """Groups up to this size move large data pairwise, over a connection for each pair; larger
-    ones reduce by halving and gather in a ring, over a few connections a rank.
+    """Groups up to this size exchange large data pairwise, with a connection for each pair. Larger
+    groups reduce by halving and gather in a ring, with a few connections for each rank.
     """
 
     frame: int = 64 << 10
-    """A frame takes as long as so many bytes sent. In groups larger than ``pairwise_ranks`` more
-    bytes in fewer frames pay up to larger sizes: where that is less in all.
+    """The bytes that take as long to send as the fixed cost of a frame. Groups larger than
+    ``pairwise_ranks`` send more bytes in fewer frames where this costs less in total.
     """
 
     one_slice: int = 64 << 10
-    """Over several hosts: data up to here crosses the network between one member of each host;
-    more of it is cut into slices, as many as the smallest host has members.
+    """With several hosts: data up to this size crosses the network between one member of each host.
+    Larger data is cut into as many slices as the smallest host has members.
     """
 
     segment: int = 512 << 10
-    """The most that is reduced or passed on at a time; bounds scratch memory."""
+    """The maximum bytes reduced or forwarded at a time; bounds scratch memory."""
 
     piece: int = 64 << 10
     """The bytes of an arriving segment that are reduced at a time, while they are in the cache."""
@@ -98,23 +100,23 @@ class Thresholds:
             raise ValueError(f"{what}, expected at least 1")
 
     def barrier(self, size: int) -> Algorithm:
-        """Return how ``size`` members wait for each other."""
+        """Return the algorithm for a barrier among ``size`` members."""
         return Algorithm.STAR if self._star(0, size) else Algorithm.DISSEMINATION
 
     def broadcast(self, nbytes: int, size: int) -> Algorithm:
-        """Return how ``nbytes`` are broadcast among ``size`` members."""
+        """Return the algorithm that broadcasts ``nbytes`` among ``size`` members."""
         chain = nbytes > self.broadcast_tree and self.chain_pays(nbytes, size)
         return Algorithm.CHAIN if chain else Algorithm.TREE
 
     def reduce(self, nbytes: int, size: int) -> Algorithm:
-        """Return how ``nbytes`` are reduced to one of ``size`` members."""
-        # Up to two levels a tree's root takes little more, in fewer frames.
+        """Return the algorithm that reduces ``nbytes`` to one of ``size`` members."""
+        # A tree of up to two levels needs fewer frames, and its root does little more work.
         parts = nbytes > self.reduce_tree and levels_of(size) > 2
         return Algorithm.PARTS if parts else Algorithm.TREE
 
     def all_reduce(self, nbytes: int, size: int, narrow: bool) -> Algorithm:
-        """Return how ``nbytes`` are reduced to all of ``size`` members. ``narrow``: their dtype is
-        reduced in a wider one.
+        """Return the algorithm that reduces ``nbytes`` to all of ``size`` members. ``narrow`` is
+        true if the reduction dtype is wider than the data's.
         """
         if self._star(nbytes, size):
             return Algorithm.STAR
@@ -124,18 +126,18 @@ class Thresholds:
         return self._large(size, narrow)
 
     def all_gather(self, total: int, size: int) -> Algorithm:
-        """Return how ``total`` bytes are gathered to all of ``size`` members."""
+        """Return the algorithm that gathers ``total`` bytes on all of ``size`` members."""
         if self._star(total, size):
             return Algorithm.STAR
         if size >= self.doubling_ranks and total <= self.all_gather_doubling:
             return Algorithm.BRUCK
-        # Bruck sends what a ring does, and copies it once more.
+        # Bruck sends as many bytes as a ring, and copies them once more.
         if self._may_double(total, size) and total < (size - 1 - levels_of(size)) * self.frame:
             return Algorithm.BRUCK
         return Algorithm.PAIRWISE if size <= self.pairwise_ranks else Algorithm.RING
 
     def reduce_scatter(self, total: int, size: int, narrow: bool) -> Algorithm:
-        """Return how ``total`` bytes of input are reduced to parts for ``size`` members."""
+        """Return the algorithm that reduces ``total`` bytes of input to a part for each member."""
         if self._star(total, size):
             return Algorithm.STAR
         few = self.doubling_ranks <= size <= self.pairwise_ranks
@@ -148,13 +150,13 @@ class Thresholds:
         return 2 < size <= self.star_ranks and nbytes <= self.star
 
     def _whole_pays(self, nbytes: int, size: int, passes: int, narrow: bool) -> bool:
-        """True if a large group reduces ``nbytes`` sooner all at once than in parts, where they
-        pass ``passes`` times.
+        """True if a large group reduces ``nbytes`` faster as a whole than in parts. In parts, the
+        data is sent ``passes`` times.
         """
         if not self._may_double(nbytes, size):
             return False
         frames = levels_of(size) * (2 if size & (size - 1) else 1)
-        # In parts, what is narrow travels as it is.
+        # In parts, narrow data is sent unwidened.
         more = frames * (2 if narrow else 1) - passes
         in_parts = passes * (size - 1 if narrow else halving_steps(size))
         return more * nbytes < (in_parts - frames) * self.frame
@@ -169,20 +171,20 @@ class Thresholds:
     def chain_pays(self, nbytes: int, size: int) -> bool:
         """True if a pipelined chain of ``size`` ranks beats a binomial tree for ``nbytes``.
 
-        In a chain, one link passes all the data and ``size - 2`` more segments before the last
-        rank has everything. In a tree, all the data passes once on each level.
+        In a chain, the longest path sends the data and ``size - 2`` more segments. In a tree, it
+        sends the data once on each level.
         """
         levels = levels_of(size)
         return nbytes + (size - 2) * self.segment <= levels * nbytes
 
 
 def levels_of(size: int) -> int:
-    """Return in how many steps ``size`` ranks are reached by doubling."""
+    """Return the number of doubling steps that reach ``size`` ranks."""
     return (size - 1).bit_length()
 
 
 def _whole(size: int) -> Algorithm:
-    """Return how everything is reduced at once: doubling has the fewest steps, where it is one."""
+    """Return the algorithm that reduces a whole buffer: doubling if ``size`` is a power of two."""
     return Algorithm.TREE if size & (size - 1) else Algorithm.DOUBLING
 
 

@@ -1,10 +1,10 @@
 """A cost model of the algorithms: bytes, reductions and time; docs/inside/algorithms.md as code.
 
 The model is Hockney's ("The communication challenge for MPP", 1994) with a term for arithmetic:
-a frame takes ``alpha`` seconds and ``beta`` a byte, a byte reduced ``gamma``. Along the longest
-path these add up; where ranks share processors, nothing is faster than all work together over what
-can be done at a time either (Brent's bound). Between hosts the wire's delay is apart from what a
-frame costs the processors: frames that leave one behind the other are delayed together.
+a frame takes ``alpha`` seconds, a byte sent ``beta``, and a byte reduced ``gamma``. These costs add
+up along the longest path. If ranks share cores, the total work divided by ``parallelism`` is a
+second lower bound (Brent). Between hosts, the wire's delay is counted separately from a frame's
+processor time, because frames sent back to back are delayed together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CollectiveCost:
 
     ``frames``, ``nbytes`` (sent) and ``reduced`` (bytes) are totals over all ranks. ``steps``,
     ``path_bytes`` and ``path_reduced`` count along the longest path. A high-latency link delays
-    that path ``delays`` times, because ranks send frames ahead of those that they receive.
+    that path ``delays`` times, often fewer than ``steps``, because ranks send frames ahead.
     """
 
     algorithm: Algorithm
@@ -39,7 +39,7 @@ class CollectiveCost:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds a frame (``alpha``), a byte sent (``beta``), a byte reduced (``gamma``).
+    """The seconds for a frame (``alpha``), a byte sent (``beta``) and a byte reduced (``gamma``).
 
     ``parallelism`` is the number of ranks that can work at the same time.
     """
@@ -50,12 +50,12 @@ class Cost:
     parallelism: float
 
     def seconds(self, work: CollectiveCost, delay: float = 0.0) -> float:
-        """Return how long ``work`` takes at least; a frame is ``delay`` seconds on its way."""
+        """Return the minimum seconds for ``work`` over links with ``delay`` seconds of latency."""
         together = self._add(work.frames, work.nbytes, work.reduced)
         return max(self.path_seconds(work) + delay * work.delays, together / self.parallelism)
 
     def path_seconds(self, work: CollectiveCost, turns: int = 1) -> float:
-        """Return how long the longest path takes, each of whose frames goes in ``turns``."""
+        """Return the seconds for the longest path, with each frame sent in ``turns`` pieces."""
         return self._add(turns * work.steps, work.path_bytes, work.path_reduced)
 
     def _add(self, frames: float, nbytes: float, reduced: float) -> float:
@@ -68,9 +68,9 @@ def work_of(
     """Return the work of the collective ``kind`` among ``size`` members, with the algorithm that
     ``table`` chooses.
 
-    ``nbytes`` is the size of each member's input; for a broadcast or a scatter, of the root's.
-    Inputs made of parts have equal parts. ``widening`` is the size of the reduction dtype divided
-    by that of the array's dtype.
+    ``nbytes`` is the size of each member's input, or of the root's for a broadcast or a scatter.
+    All parts of an input have equal sizes. ``widening`` is the item size of the reduction dtype
+    divided by that of the array's dtype.
     """
     if size < 2:
         return CollectiveCost(Algorithm.DIRECT, 0, 0, 0, 0)
@@ -156,13 +156,13 @@ def _pairwise(nbytes: int, widening: int, n: int, chunks: int, passes: int) -> C
 
 
 def _halving(nbytes: int, n: int, passes: int) -> CollectiveCost:
-    """Data pass once to be reduced, and once more to be gathered."""
+    """Return the cost of halving: one pass to reduce, and a second pass to gather."""
     rounds = segments_of(nbytes, ROUND_BYTES)
     levels = [level for _, level in blocks_of(n)]
     frames = sum(level << level for level in levels) + sum(1 << level for level in levels[:-1])
     several = len(levels) > 1
     path = nbytes * (1 if several else (n - 1) / n)
-    # Of a reduce_scatter, the first block hands over the parts of all others.
+    # In a reduce_scatter, the first block sends all other ranks their parts.
     handed = (n - (1 << levels[0])) if passes == 1 else 0
     return CollectiveCost(
         Algorithm.HALVING,
@@ -177,7 +177,7 @@ def _halving(nbytes: int, n: int, passes: int) -> CollectiveCost:
 
 
 def _whole(algorithm: Algorithm, sent: float, returned: float, n: int) -> CollectiveCost:
-    """Everything is reduced at once, ``sent`` bytes from each member; a star returns fewer."""
+    """Return the cost of reducing whole buffers of ``sent`` bytes; a star returns ``returned``."""
     if algorithm is Algorithm.STAR:
         return _star(sent, returned, n, sent)
     levels, total = levels_of(n), (n - 1) * sent
@@ -215,7 +215,7 @@ def _all_to_all(nbytes: int, n: int, table: Thresholds, widening: int) -> Collec
 
 
 def _star(sent: float, returned: float, n: int, reduced: float = 0.0) -> CollectiveCost:
-    """Each member sends ``sent`` bytes to the centre, which returns ``returned`` bytes to each."""
+    """Return the cost if each member sends the centre ``sent`` bytes and receives ``returned``."""
     frames, nbytes = 2 * (n - 1), (n - 1) * (sent + returned)
     arithmetic = (n - 1) * reduced
     return CollectiveCost(Algorithm.STAR, frames, frames, nbytes, nbytes, arithmetic, arithmetic, 2)

@@ -1,4 +1,4 @@
-"""A rank's peers in each algorithm, so that it connects to all of them side by side."""
+"""A rank's peers in each algorithm, so that it can connect to all of them at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transport._operands.order import relatives
 
 
 def peers_of(algorithm: Algorithm, rank: int, size: int, root: int = 0) -> list[int]:
-    """Return the members that ``rank`` of ``size`` needs links to, each once.
+    """Return the members that ``rank`` of ``size`` needs links to, without duplicates.
 
     A star needs none in advance: only its centre has several peers, and they connect to it.
     """

@@ -1,4 +1,4 @@
-"""Tables of thresholds and costs: measured by ``meshlib tune``, or shipped with meshlib."""
+"""Tables of thresholds and costs, measured by ``meshlib tune`` or shipped with meshlib."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SHIPPED = Path(__file__).with_name("tuning.json")
 
 @dataclass(frozen=True, slots=True)
 class TransportTuning:
-    """The measurements of one transport: its cost, and thresholds by number of ranks (rising).
+    """The measurements of one transport: its cost, and thresholds by ascending number of ranks.
 
-    ``cost`` is None if other transports' costs apply. A table takes missing thresholds from
+    ``cost`` is None if other transports' costs apply. Thresholds missing in a table are those of
     ``DEFAULT``.
     """
 
@@ -37,10 +37,10 @@ class TransportTuning:
     def of(
         cls, thresholds: dict[str, dict[str, int]], cost: dict[str, float] | None = None
     ) -> TransportTuning:
-        """Return the thresholds, by number of ranks, from JSON objects."""
+        """Return the tuning in JSON objects; the keys of ``thresholds`` are numbers of ranks."""
         tables = {int(ranks): Thresholds(**table) for ranks, table in thresholds.items()}
         if tables and min(tables) < 1:
-            raise ValueError(f"thresholds are by number of ranks, got {min(tables)}")
+            raise ValueError(f"thresholds are for 1 or more ranks, got {min(tables)}")
         for name, value in (cost or {}).items():
             if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}, expected a positive number")
@@ -49,14 +49,14 @@ class TransportTuning:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Measurements by name of the transport; ``source`` says how, when and where they were made."""
+    """Measurements by transport name; ``source`` describes how, when and where they were made."""
 
     source: str
     transports: Mapping[str, TransportTuning] = field(default_factory=dict[str, TransportTuning])
 
     def thresholds(self, transport: str, size: int) -> Thresholds:
-        """Return the thresholds for ``size`` ranks: those of the most ranks that are no more, or of
-        the fewest that were measured.
+        """Return the thresholds of the largest measured number of ranks up to ``size``, else of the
+        smallest measured number.
         """
         found = self.transports.get(transport)
         if found is None or not found.thresholds:
@@ -66,7 +66,7 @@ class Tuning:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all thresholds, without costs: equal on all ranks that choose alike."""
+        """A hash of all thresholds, without costs. Ranks with equal hashes choose alike."""
         tables = {name: found.thresholds for name, found in sorted(self.transports.items())}
         return hashlib.sha256(repr(tables).encode()).hexdigest()[:16]
 
@@ -84,7 +84,7 @@ class Tuning:
 
     @classmethod
     def decode(cls, text: str, name: str) -> Tuning:
-        """Return the tuning in ``text``; raise ValueError that says what is wrong in ``name``."""
+        """Return the tuning in the JSON ``text``; ValueErrors call it ``name``."""
         try:
             return cls._of(**json.loads(text))
         except (ValueError, TypeError, AttributeError) as error:
@@ -102,24 +102,22 @@ class Tuning:
 
 
 def load(path: str) -> Tuning:
-    """Return the tuning in a file; raise OSError when it cannot be read, ValueError for another
-    content.
+    """Return the tuning in a file; raise OSError if it cannot be read, ValueError if it is not a
+    tuning file.
     """
     return Tuning.decode(Path(path).read_text(encoding="utf-8"), path)
 
 
 @functools.cache
 def shipped() -> Tuning:
-    """Return the tuning that comes with the package; its ``source`` says on what machine it was
-    made.
-    """
+    """Return the tuning that is shipped with the package; ``source`` describes the machine."""
     return load(str(_SHIPPED))
 
 
 def from_environment() -> Tuning:
-    """Return the tuning in the file that ``MESHLIB_TUNING`` names, else what is shipped.
+    """Return the tuning in the file that ``MESHLIB_TUNING`` names, else the shipped tuning.
 
-    Raises ValueError that names the file when it cannot be used.
+    Raises ValueError with the file's name if it cannot be used.
     """
     path = os.environ.get(environment.TUNING)
     if not path:
@@ -131,8 +129,8 @@ def from_environment() -> Tuning:
 
 
 def agree(tuning: Tuning, store: Store, rank: int) -> None:
-    """Raise ValueError when this rank would choose other algorithms than the others: the ranks
-    would then wait for each other in vain.
+    """Raise ValueError if this rank's thresholds differ from the other ranks', because ranks that
+    choose different algorithms would deadlock.
     """
     own = f"{tuning.fingerprint} {rank} {tuning.source}".encode()
     first, _, text = store.compare_set("tuning", b"", own).decode().partition(" ")

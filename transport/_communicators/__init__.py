@@ -1,1 +1,1 @@
-"""The base of all communicators: their interface, the state that a rank's share, a registry."""
+"""The interface of communicators, the state that a rank's communicators share, and a registry."""

@@ -1,4 +1,4 @@
-"""The registry of transports: a backend's name, what makes its communicators, which devices."""
+"""The registry of backends: names, communicator factories and device types."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    # The launcher checks the names of backends, and does without NumPy.
+    # The launcher checks backend names without importing NumPy.
     from transport._communicators.base import Communicator
     from transport._communicators.runtime import Membership
 
 CommunicatorFactory: TypeAlias = "Callable[[Membership], Communicator]"
 _ALONE = "transport._links.alone:AloneCommunicator"
 ENTRY_POINT_GROUPS = {"cpu": "meshlib.backends", "cuda": "meshlib.backends.cuda"}
-"""The entry points of backends, by the type of device that they serve. One may be in several."""
+"""The entry point groups by device type. A backend may be in several groups."""
 _CUDA = ("cuda",)
 FAKE = "fake"
-"""The backend of a rank whose job has no other process."""
+"""The backend for one rank that imitates a job without other processes."""
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -30,8 +30,8 @@ _NAME = re.compile(r"[\w.-]+")
 class BackendEntry:
     """A registered backend. ``factory`` is a callable, or ``"module:name"``, imported at use.
 
-    ``requires`` are the optional modules without which it cannot be used. ``alone`` makes what
-    carries out the calls on host memory in groups of one.
+    ``requires`` names the optional modules that the backend needs. ``alone`` makes the communicator
+    for host memory in groups of one.
     """
 
     name: str
@@ -42,19 +42,19 @@ class BackendEntry:
 
     @property
     def installed(self) -> bool:
-        """True if the modules that it needs can be found."""
+        """True if all modules in ``requires`` can be found."""
         return all(find_spec(module) is not None for module in self.requires)
 
     def load(self) -> CommunicatorFactory:
-        """Return the factory, importing it now if it was given by name."""
+        """Return the factory, after importing it if it is a name."""
         return _load(self.factory)
 
     def make(self, membership: Membership) -> Communicator:
         """Make the communicator of one member of a group, for host memory.
 
-        For the only member it is ``alone``, whatever the transport: nobody else handles that case.
+        A group of one uses ``alone``, because factories need not support groups of one.
         """
-        factory = self.load()  # what it needs must be there in any case
+        factory = self.load()  # Raises for a missing module even if ``alone`` is used.
         return factory(membership) if membership.size > 1 else _load(self.alone)(membership)
 
 
@@ -89,31 +89,29 @@ _ENTRIES: dict[str, BackendEntry] = {
 
 
 def register(name: str, factory: CommunicatorFactory | str, devices: Sequence[str]) -> None:
-    """Add a backend under ``name`` (case does not matter).
+    """Add a backend under ``name``; case does not matter.
 
-    ``factory`` is a callable, or ``"module:name"``, imported at use; ``devices`` are the device
-    types whose arrays it takes. Raises ValueError when the name is taken (a transport is never
-    replaced silently) or is none: it is part of ``"cpu:tcp,cuda:nccl"``. Raises TypeError for
-    another factory.
+    ``factory`` is a callable, or ``"module:name"``, imported at use. ``devices`` are the device
+    types of the arrays that the backend supports. Raises ValueError if the name is already
+    registered, or if it has characters that cannot occur in ``"cpu:tcp,cuda:nccl"``. Raises
+    TypeError for any other ``factory``.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(
-            f"name must be a backend's name of letters, digits, _, - and ., got {name!r}"
-        )
+        raise ValueError(f"name must consist of letters, digits, _, - and ., got {name!r}")
     if not callable(factory) and not (isinstance(factory, str) and ":" in factory):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"the factory of backend {name!r} must be callable or 'module:name', got {factory!r}"
         )
     key = name.lower()
     if key in available():
-        raise ValueError(f"backend {name!r} is registered already; expected a new name")
+        raise ValueError(f"backend {name!r} is already registered; expected a new name")
     _ENTRIES[key] = BackendEntry(key, factory, tuple(devices))
 
 
 def lookup(name: str) -> BackendEntry:
     """Return the backend called ``name``, from this registry or an installed entry point.
 
-    Raises ValueError that lists what there is.
+    Raises ValueError with a list of the available backends if the name is unknown.
     """
     key = name.lower()
     if key in _ENTRIES:
@@ -130,7 +128,7 @@ def lookup(name: str) -> BackendEntry:
 
 
 def over_tcp(membership: Membership) -> Communicator:
-    """Make a communicator over TCP: what works between any members."""
+    """Make a communicator over TCP, which works between any two members."""
     return lookup("tcp").make(membership)
 
 
@@ -141,8 +139,8 @@ def available() -> list[str]:
 
 
 def _installed() -> list[tuple[EntryPoint, str]]:
-    """Return the backends of other packages, each with a type of device that it serves."""
-    # Imported here because it takes longer than all else in this package, and few need it.
+    """Return the entry points of other packages' backends, each with its device type."""
+    # Imported here because importlib.metadata is slow to import, and few programs need it.
     from importlib.metadata import entry_points
 
     return [

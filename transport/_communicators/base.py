@@ -1,13 +1,12 @@
-"""A communicator: a fixed set of members and the collectives on flat typed buffers.
+"""Communicators: the calls of a fixed group of members on flat typed buffers.
 
-All ranks here are group ranks. Buffers are ``Flat``: 1-D, C-contiguous NumPy arrays of one native
-dtype; they are used in place. Transports of device memory have ``DeviceFlat`` instead, and their
-calls return when the work is on a stream (``transport/_cuda/flat.py``). Arguments were validated
-one floor above; a communicator checks only what arrives from the network.
+All ranks here are group ranks. Buffers are ``Flat``, 1-D, C-contiguous NumPy arrays of one native
+dtype, and are used in place. Transports for device memory use ``DeviceFlat`` instead; their calls
+return once the work is queued on a stream (``transport/_cuda/flat.py``). The caller has validated
+all arguments; a communicator checks only data from the network.
 
-One thread at a time makes collectives on a communicator, in the same order on every member.
-Messages (``send``, ``recv``) are independent of them and of each other: any number of threads may
-call them, also during a collective.
+One thread at a time makes collectives on a communicator, in the same order on every member. Any
+number of threads may call ``send`` and ``recv`` at the same time, even during a collective.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp, reduction_dtype
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # for the default: nearly all transports take ``Flat``
+    from typing_extensions import TypeVar  # For ``default``: most transports use ``Flat``.
 
     Buffer = TypeVar("Buffer", default=Flat)
 else:
@@ -38,9 +37,9 @@ else:
 
 
 class BufferCollectives(ABC, Generic[Buffer]):
-    """The collectives of one rank, with all members of a group or with some of them.
+    """The collectives of one rank with all or some members of a group.
 
-    ``rank`` is this member's number among them, ``size`` how many they are.
+    ``rank`` is this member's number among the ``size`` participating members.
     """
 
     rank: int
@@ -48,24 +47,26 @@ class BufferCollectives(ABC, Generic[Buffer]):
 
     @abstractmethod
     def barrier(self, call: Call) -> None:
-        """Return when every member has called."""
+        """Wait until every member has called."""
 
     @abstractmethod
     def broadcast(self, call: Call, buffer: Buffer, root: int) -> None:
-        """Copy ``root``'s ``buffer`` into everybody's."""
+        """Copy ``root``'s ``buffer`` to all members."""
 
     @abstractmethod
     def all_reduce(self, call: Call, buffer: Buffer, op: ReduceOp) -> None:
-        """Reduce the members' buffers in place: all end up with the same bits."""
+        """Reduce the members' buffers in place. All members get the same bits."""
 
     @abstractmethod
     def reduce(self, call: Call, buffer: Buffer, op: ReduceOp, root: int) -> None:
-        """Reduce into ``root``'s ``buffer``. Other members' buffers are left as they were."""
+        """Reduce into ``root``'s ``buffer``. Other members' buffers are not changed."""
 
     @abstractmethod
     def all_gather(self, call: Call, outputs: Sequence[Buffer], input_: Buffer) -> None:
-        """Gather member i's ``input_`` into ``outputs[i]`` on every member. Sizes may differ
-        by member; ``outputs[i].size`` is known to all. ``input_`` may be ``outputs[rank]``.
+        """Gather member i's ``input_`` into ``outputs[i]`` on every member.
+
+        Members may have different sizes; every member knows all ``outputs[i].size``. ``input_`` may
+        be ``outputs[rank]``.
         """
 
     @abstractmethod
@@ -73,6 +74,7 @@ class BufferCollectives(ABC, Generic[Buffer]):
         self, call: Call, output: Buffer, inputs: Sequence[Buffer], op: ReduceOp
     ) -> None:
         """Reduce the members' ``inputs[i]`` into member i's ``output``. Sizes may differ by i.
+
         ``inputs`` are not changed, unless ``output`` is ``inputs[rank]``.
         """
 
@@ -80,27 +82,27 @@ class BufferCollectives(ABC, Generic[Buffer]):
     def gather(
         self, call: Call, outputs: Sequence[Buffer] | None, input_: Buffer, root: int
     ) -> None:
-        """Gather member i's ``input_`` into ``outputs[i]`` on ``root`` (elsewhere None)."""
+        """Gather member i's ``input_`` into ``outputs[i]`` on ``root``; others pass None."""
 
     @abstractmethod
     def scatter(
         self, call: Call, output: Buffer, inputs: Sequence[Buffer] | None, root: int
     ) -> None:
-        """Copy ``inputs[i]`` of ``root`` (elsewhere None) into member i's ``output``."""
+        """Copy ``inputs[i]`` on ``root`` into member i's ``output``; others pass None."""
 
     @abstractmethod
     def all_to_all(self, call: Call, outputs: Sequence[Buffer], inputs: Sequence[Buffer]) -> None:
-        """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. Sizes may all differ."""
+        """Copy member i's ``inputs[j]`` into member j's ``outputs[i]``. All sizes may differ."""
 
 
 class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
     """The interface of a transport. ``LinkCollectives`` implements the collectives over links."""
 
     abort_reason: str | None = None
-    """Why it was aborted, as far as it keeps that."""
+    """The reason of an ``abort``, if the transport stores it."""
     takes_gaps: bool = False
-    """True if ``all_gather`` and ``all_to_all`` take arrays that do not lie in one piece, too. Such
-    an array has two dims or more; its elements count in C order.
+    """True if ``all_gather`` and ``all_to_all`` also accept arrays that are not contiguous. These
+    have two or more dims, and their elements are in C order.
     """
 
     def check_open(self) -> None:
@@ -114,19 +116,19 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         self.size = membership.size
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Buffer:
-        """Return memory for ``count`` elements, undefined contents, on which the collectives of
-        this communicator are as fast as they can be. Every member calls, with equal arguments.
+        """Return uninitialised memory for ``count`` elements on which this communicator's
+        collectives are fastest. All members must call it with equal arguments.
 
-        A transport that has no such memory returns an ordinary array.
+        The default is an ordinary array.
         """
         self.barrier(call)
         return cast(Buffer, np.empty(count, dtype))
 
     def share(self, call: Call, sizes: Sequence[int]) -> list[Flat | None]:
-        """Return the bytes, zeros at first, of each member that all members may load and store.
+        """Return each member's zeroed shared memory, which all members may load and store.
 
-        Member i has ``sizes[i]`` of them. Those of members that share no memory with this one are
-        None. Every member calls, with equal ``sizes``.
+        Member i shares ``sizes[i]`` bytes (uint8). The entry of a member that shares no memory with
+        this one is None. All members must call it with equal ``sizes``.
         """
         shared: list[Flat | None] = [None] * self.membership.size
         rank = self.membership.rank
@@ -134,20 +136,20 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
         return shared
 
     def check_peer(self, peer: int) -> None:
-        """Raise ``PeerLostError`` if waiting for what ``peer`` writes to shared memory is
-        pointless, and as ``check_open`` does.
+        """Raise ``PeerLostError`` if ``peer`` can no longer write to shared memory, and raise the
+        errors of ``check_open``.
         """
         self.check_open()
 
     @quietly
     def scan(self, call: Call, buffer: Buffer, op: ReduceOp, exclusive: bool) -> None:
-        """Reduce the buffers of the members 0 to this one in place; with ``exclusive``, without
-        this one's. The first member then gets the op's neutral element.
+        """Reduce the buffers of members 0 to ``rank`` in place.
 
-        Each member gets everybody's part of some elements, and returns everybody's prefixes. Each
-        sends twice the bytes of its buffer at most, however many members there are.
+        With ``exclusive``, this member's own buffer is left out, and member 0 gets the op's neutral
+        element. Each member computes the prefixes of all members for one part of the elements. It
+        sends at most twice the bytes of its buffer.
         """
-        data = cast(Flat, buffer)  # transports of device memory go via the host
+        data = cast(Flat, buffer)  # Transports for device memory override this method.
         scaled = op.kind is RedOpType.PREMUL_SUM
         given = Operand(Scratch(), op, data.dtype).load(data, 0, data.size) if scaled else data
         parts = [part_bounds(data.size, self.size, member) for member in range(self.size)]
@@ -165,82 +167,82 @@ class Communicator(BufferCollectives[Buffer], Generic[Buffer]):
 
     @abstractmethod
     def send(self, call: Call, buffer: Buffer, dst: int, tag: int) -> None:
-        """Send ``buffer`` to ``dst`` (maybe this rank) under ``tag``; return when it may be
-        reused. Messages to one member under one tag arrive in order.
+        """Send ``buffer`` with ``tag`` to ``dst``, which may be this rank.
+
+        Returns when ``buffer`` may be reused. Messages to one member with one tag arrive in order.
         """
 
     def takes_at_once(self, dst: int, nbytes: int) -> bool:
-        """True if a ``send`` of ``nbytes`` to ``dst`` would return now, without waiting for a peer.
+        """True if a ``send`` of ``nbytes`` to ``dst`` would return without waiting for a peer.
 
-        A caller that would start a thread to avoid waiting can then send itself. True holds until
-        the next message to ``dst``.
+        The caller then needs no other thread for the send. The answer is valid until the next
+        message to ``dst``.
         """
         return False
 
     @abstractmethod
     def recv(self, call: Call, buffer: Buffer, src: int | None, tag: int) -> int:
-        """Receive the next message with ``tag`` from ``src``, or from any member when None.
+        """Receive the next message with ``tag`` from ``src``, or from any member if None.
 
-        Returns the sender. A message of another dtype or size raises ``HeaderMismatchError``
-        that says both; the message is consumed, ``buffer`` unchanged.
+        Returns the sender. A message of another dtype or size raises ``HeaderMismatchError``. The
+        message is then consumed and ``buffer`` is not changed.
         """
 
     def lose(self, peer: int, reason: str) -> None:
-        """Note that member ``peer`` has left the job: what it sent is all that comes from it.
+        """Record that member ``peer`` has left the job and will send nothing more.
 
-        A receive that only it could still satisfy raises ``PeerLostError`` with ``reason``. Any
-        thread; collectives notice by themselves when a channel closes.
+        A receive that only ``peer`` could satisfy raises ``PeerLostError`` with ``reason``. Any
+        thread may call it. Collectives detect a closed channel without it.
         """
 
     @property
     def lost(self) -> Collection[int]:
-        """The members that need not be named to ``lose``: this end has heard of them elsewhere."""
+        """The members that this end already knows to be lost, so ``lose`` is unnecessary."""
         return ()
 
     def native_handle(self) -> Any:
-        """Return the handle by which compiled code makes collectives here; None: it cannot.
+        """Return the handle with which ``transport._native`` makes collectives, or None.
 
-        Only ``transport._native`` uses it. A call that it begins and cannot end goes on with
-        ``resume``.
+        ``resume`` continues a call that the compiled code started and could not finish.
         """
         return None
 
     def message_rings(self) -> tuple[Any, ...] | None:
-        """Return the rings with which compiled code sends and receives by itself, or None.
+        """Return the rings with which compiled code sends and receives messages, or None.
 
-        The tuple begins with a list of the ends to each member, and a list of the ends from each
-        (None: not now). Four collections follow, which are empty while messages may be taken.
+        The tuple has a list of the send rings by member, then a list of the receive rings (entries
+        are None while unavailable). Compiled code may receive only while the four collections that
+        follow are empty.
         """
         return None
 
     def lend_rings(self, peer: int) -> tuple[Any, ...] | None:
-        """Return the ends of the rings to and from ``peer``, for compiled code that does without
-        the interpreter's lock; None: it cannot.
+        """Return the rings to and from ``peer`` for compiled code that runs without the GIL, or
+        None if the transport has none.
         """
         return None
 
     def resume(self, call: Call, status: int) -> None:
-        """Go on with a collective that the core has begun; ``status`` is what it said."""
+        """Continue a collective that the compiled core started and left with ``status``."""
         raise NotImplementedError
 
     @property
     def receiving(self) -> bool:
-        """True if the message of a pending receive has begun to arrive."""
+        """True if a message for a pending receive has begun to arrive."""
         return False
 
     def left_over(self) -> list[str]:
-        """Name the messages that lie here unreceived: "2 from rank 1 under tag 7"."""
+        """Describe the unreceived messages, for example "2 from rank 1 under tag 7"."""
         return []
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Wake every thread in a call of this communicator, here and, through broken channels, on
-        peers.
+        """Wake every thread in a call of this communicator, and break the channels to the peers.
 
-        These calls and all later ones raise ``CommunicatorAbortedError`` with ``reason``; peers may
-        raise ``PeerLostError``. Thread-safe; idempotent; never blocks.
+        These calls and all later calls raise ``CommunicatorAbortedError`` with ``reason``; peers
+        may raise ``PeerLostError``. Thread-safe and idempotent; never blocks.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Close all channels. Data sent before still arrives. Idempotent."""
+        """Close all channels. Data that was already sent still arrives. Idempotent."""

@@ -1,4 +1,4 @@
-"""The state that all communicators of one rank share: names, addresses, and common resources."""
+"""The state that all communicators of a rank share: names, addresses and resources."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ C = TypeVar("C", bound=Closable)
 class Runtime:
     """The transport-level state of one rank (of one World), passed to each communicator.
 
-    ``secret`` is the job's secret or None. Peers reach this rank at ``host``, an address or a name.
-    If it is None, the transport uses the address of the interface that leads to the store. With
-    ``tls``, all TCP goes inside TLS. The table ``tuning`` chooses algorithms (default: the shipped
-    one), and must be equal on all ranks.
+    ``secret`` is the job's secret or None. ``host`` is the address or name at which peers reach
+    this rank; None means the address of the interface that leads to the store. With ``tls``, all
+    TCP connections use TLS. ``tuning`` (default: the shipped one) chooses the algorithms and must
+    be equal on all ranks.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class Runtime:
         """Return the resource under ``key``, made by ``factory`` at the first call."""
         with self._lock:
             if self._closed:
-                raise RuntimeError(f"resource {key!r} asked for after this rank's runtime closed")
+                raise RuntimeError(f"resource {key!r} was requested after this rank closed")
             if key not in self._shared:
                 self._shared[key] = factory()
             return cast(C, self._shared[key])
 
     def note_once(self, text: str) -> bool:
-        """Return True at the first call with ``text``: for messages that are shown once."""
+        """Return True at the first call with ``text``, to show a message only once."""
         with self._lock:
             first = text not in self._noted
             self._noted.add(text)
             return first
 
     def close(self) -> None:
-        """Close all resources, the last made first. Idempotent."""
+        """Close all resources, newest first. Idempotent."""
         with self._lock:
             self._closed = True
             shared = list(self._shared.values())
@@ -73,12 +73,12 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """One rank's place in one group: all that a transport needs to make a communicator.
+    """One rank's place in one group, with all that a transport needs to make a communicator.
 
-    ``group`` is unique in the job and equal on all members; ``store`` already has it as a prefix.
-    ``ranks`` has the members' global ranks by group rank, for messages. ``places`` has the members'
-    places, or is empty if they are unknown. Between hosts, large reductions are compressed as
-    ``compression`` says, which is the same on all members (None: uncompressed).
+    ``group`` is unique in the job and equal on all members; keys of ``store`` are already prefixed
+    with it. ``ranks`` lists the members' global ranks, for messages. ``places`` lists the members'
+    places, or is empty if they are unknown. ``compression`` is the format of large reductions
+    between hosts (None: uncompressed), the same on all members.
     """
 
     group: str
@@ -95,8 +95,8 @@ class Membership:
         return len(self.ranks)
 
     def describe(self, peer: int) -> str:
-        """Return the name of the member ``peer`` (a group rank) in messages: its global rank, and
-        the group rank if that differs.
+        """Return the name of member ``peer`` for messages: its global rank, and the group rank if
+        the two differ.
         """
         rank = self.ranks[peer]
         return f"rank {rank}" if rank == peer else f"rank {rank} (rank {peer} of the group)"

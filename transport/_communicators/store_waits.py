@@ -17,17 +17,17 @@ from transport._errors import (
 from transport._store.base import Store
 
 T = TypeVar("T")
-# A wait that takes longer is worth a second request, which finds out who is missing.
+# After this time, a second request identifies the missing member.
 _FIRST_WAIT_SECONDS = 0.2
 
 
 class PeerKeys:
-    """Other members' keys in the group's store, awaited within the deadline of a call.
+    """Waits for other members' keys in the group's store, within the deadline of a call.
 
-    Past the call's deadline, a wait raises ``CommunicatorTimeoutError`` that names the missing
-    members. After ``cancel`` it raises ``CommunicatorAbortedError``. Meanwhile ``call.waiting_for``
-    is a missing member. Several threads may wait, each on its own ``aside`` of the store.
-    ``cancel`` hangs that up, which ends the wait even if the server is silent.
+    Past the call's deadline, a wait raises ``CommunicatorTimeoutError``, which names a missing
+    member. After ``cancel`` it raises ``CommunicatorAbortedError``. During the wait,
+    ``call.waiting_for`` is a missing member. Several threads may wait, each with its own ``aside``
+    of the store. ``cancel`` disconnects these, so the waits end even if the server hangs.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -44,7 +44,7 @@ class PeerKeys:
     def read_all(
         self, key_of: Callable[[int], str], peers: Sequence[int], call: Call
     ) -> dict[int, bytes]:
-        """Return the value that each of ``peers`` writes under its key, in one request."""
+        """Return the values that ``peers`` write under their keys, by peer, in one request."""
         self.check()
         if not peers:
             return {}
@@ -71,9 +71,9 @@ class PeerKeys:
         return dict(zip(peers, found, strict=True))
 
     def wait(self, wait_in: Callable[[Store], T]) -> T:
-        """Return ``wait_in(client)``, which blocks on ``client`` alone.
+        """Return ``wait_in(client)``, which must block only on ``client``.
 
-        Raises ``CommunicatorAbortedError`` after ``cancel``, and what ``wait_in`` raises.
+        Raises ``CommunicatorAbortedError`` after ``cancel``, and the errors of ``wait_in``.
         """
         self.check()
         client = self._store.aside()
@@ -96,7 +96,7 @@ class PeerKeys:
             raise CommunicatorAbortedError(self._cancelled)
 
     def cancel(self, reason: str) -> None:
-        """Break off all waits, now and later. Never blocks; idempotent."""
+        """End all present and later waits. Never blocks; idempotent."""
         with self._lock:
             if self._cancelled is None:
                 self._cancelled = reason
@@ -111,7 +111,7 @@ def _lacks(error: StoreTimeoutError, key: str) -> bool:
 
 
 def has_not_entered(call: Call, membership: Membership, peer: int) -> CommunicatorTimeoutError:
-    """Return the error for a call whose deadline passed before ``peer`` came to the group."""
+    """Return the error for a call whose deadline passed before ``peer`` entered the group."""
     return CommunicatorTimeoutError(
         f"{call.header}: {membership.describe(peer)} has not entered the group"
         f" {membership.group!r} within {call.deadline.seconds:g} s",

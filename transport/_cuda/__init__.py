@@ -1,8 +1,8 @@
-"""Buffers in device memory, the driver beneath them, and their transports.
+"""Buffers in device memory, the driver for them, and shared parts of their transports.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-Nothing here imports CuPy or CUDA until a driver is loaded; see ``docs/run/gpu.md``.
+CuPy and CUDA are imported only when a driver is loaded.
 """
 
 from transport._cuda.completion import Completion

@@ -19,10 +19,10 @@ _PAUSES = 20e-6, 1e-3
 
 
 class Completion:
-    """The end of a call on a device: an event on the stream that carries the call.
+    """The end of a call on a device: an event on the stream that runs the call.
 
-    Keeps ``owners`` (the objects that hold the memory) until the end is seen, or until it is
-    dropped itself.
+    Holds references to ``owners`` (the objects that own the memory) until it detects the end or is
+    garbage-collected.
     """
 
     def __init__(
@@ -41,34 +41,34 @@ class Completion:
         self._failure: Exception | None = None
         self._at_fault: CallHeader | None = None
         self.verify: Callable[[], Exception | None] = lambda: None
-        """Called when the device is done; returns the error of the call, if any."""
+        """Called when the device is done; returns the call's error, or None."""
         self.settled: Callable[[], bool] = lambda: True
-        """The call counts as done only when this returns True as well."""
+        """The call is done only when this, too, returns True."""
         self._explain: Callable[[Exception, CallHeader | None], Exception] | None = None
         self._event = driver.create_event(device)
         self._event.record(stream)
 
     def fail(self, error: Exception, at_fault: CallHeader | None = None) -> None:
-        """Mark the call as failed: waiting for its end raises ``error``.
+        """Mark the call as failed. Waits for its end then raise ``error``.
 
-        ``at_fault`` is the call that failed, if it was another one.
+        ``at_fault`` is the header of the call that caused the failure.
         """
         self._failure, self._at_fault = error, at_fault
 
     def explain_by(self, explain: Callable[[Exception, CallHeader | None], Exception]) -> None:
-        """Raise ``explain(error, at_fault)`` in the place of the ``error`` that ``fail`` gave."""
+        """Make waits raise ``explain(error, at_fault)`` instead of the ``error`` of ``fail``."""
         self._explain = explain
         self.report_failure()
 
     def report_failure(self) -> None:
-        """Explain a failure now, before a thread asks: other members wait for the report."""
+        """Explain a failure before a thread waits for it, because other members need the report."""
         if self._failure is not None and self._explain is not None:
             self._explain(self._failure, self._at_fault)
 
     def extend(self, current: Callable[[], int], *owners: object) -> None:
-        """Include the later work on ``stream``, and keep ``owners`` until its end.
+        """Extend the call to the work on ``stream`` so far, and hold ``owners`` until its end.
 
-        ``current`` as at the beginning.
+        ``current`` returns the stream that the calling thread will use next.
         """
         with self._lock:
             self._current = current
@@ -90,7 +90,7 @@ class Completion:
             self._driver.wait_event(stream, self._event)
 
     def done(self) -> bool:
-        """True if the device has completed the call. Raises DistBackendError if it failed."""
+        """Return whether the device has completed the call. Raises the error if the call failed."""
         self._raise_failure()
         if not self.ended():
             return False
@@ -106,15 +106,15 @@ class Completion:
         with self._lock:
             if not self._event.query():
                 return False
-            # A Work that is kept for longer must not keep this memory, and has nothing to wait for.
+            # A Work may live longer: it must not hold this memory, and needs no stream to wait on.
             self._owners, self._current = (), None
             return True
 
     def wait(self, deadline: Deadline, check: Callable[[], None] | None = None) -> bool:
-        """Block the calling host thread until the call is done; False when the deadline passes
+        """Block the calling host thread until the call is done. Return False if the deadline passes
         first.
 
-        ``check`` is called now and then; what it raises ends the wait.
+        ``check`` is called periodically and may end the wait by raising.
         """
         ended = wait_until(self.ended, deadline, check or self._raise_failure)
         self._raise_failure(self.verify() if ended else None)
@@ -125,7 +125,7 @@ class Completion:
             self._failure = found
         if self._failure is not None:
             if self._explain is not None:
-                # The report says more than this thread's own error, which stays in __context__.
+                # The explanation replaces this thread's error, which stays in __context__.
                 raise self._explain(self._failure, self._at_fault) from None
             raise self._failure
 
@@ -133,9 +133,9 @@ class Completion:
 def wait_until(
     ready: Callable[[], bool], deadline: Deadline, check: Callable[[], None] | None = None
 ) -> bool:
-    """Block the calling host thread until ``ready()``; False when the deadline passes first.
+    """Block the calling host thread until ``ready()``. Return False if the deadline passes first.
 
-    ``check`` is called now and then; what it raises ends the wait.
+    ``check`` is called periodically and may end the wait by raising.
     """
     pauses = Pauses(*_PAUSES)
     while not ready():
@@ -143,6 +143,6 @@ def wait_until(
             check()
         if deadline.expired:
             return False
-        # CUDA's own wait has no deadline. Polling at growing intervals costs no core.
+        # CUDA's own wait has no deadline. Polling at growing intervals needs little CPU.
         time.sleep(next_slice(pauses.next()))
     return True

@@ -2,7 +2,7 @@
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-Loaded only where CuPy is installed; see ``transport/_cuda/driver.py`` for the contract.
+Imported only if CuPy is installed. ``transport/_cuda/driver.py`` documents the interface.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _EVENT_WITHOUT_TIME = 2
 _STREAM_NON_BLOCKING = 1
 _DONE, _NOT_READY = 0, 600
 _AT_LEAST = 0
-# Streams by handle (``from_external``), and NCCL's unique id as bytes.
-_OLDEST = 14
+# The first version with ``Stream.from_external``, and with NCCL's unique id as bytes.
+_OLDEST_CUPY = 14
 
 
 def _explained(error: Exception) -> DistBackendError:
@@ -46,7 +46,7 @@ def _explained(error: Exception) -> DistBackendError:
     elif "MemoryAllocation" in text:
         hint = "the device has no memory left"
     else:
-        hint = "the device reported it; later calls on it fail as well"
+        hint = "reported by the device; later calls on it fail as well"
     return DistBackendError(f"CUDA: {text} ({hint})")
 
 
@@ -59,7 +59,7 @@ def _errors() -> Any:
 
 
 class _Handle:
-    """A stream by its handle, as CUDA's Python protocol has it."""
+    """A stream's handle, as an object with CUDA's Python protocol."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -84,7 +84,7 @@ class _CupyEvent:
             _runtime.eventRecord(self.handle, stream)
 
     def query(self) -> bool:
-        # CuPy raises nothing here: it returns what CUDA says.
+        # CuPy's eventQuery returns CUDA's status instead of raising.
         with _errors(), cupy.cuda.Device(self.device):
             status: int = _runtime.eventQuery(self.handle)
             if status not in (_DONE, _NOT_READY):
@@ -97,11 +97,11 @@ class _CupyEvent:
             try:
                 _runtime.eventDestroy(handle)
             except _runtime.CUDARuntimeError:
-                return  # the device failed, or the interpreter is ending: there is no event left
+                return  # The device failed or the interpreter is exiting: the event is gone.
 
 
 class _CupyMemory:
-    """``memory`` of CuPy's, for as long as somebody refers to this."""
+    """CuPy's ``memory``, which lives as long as this object."""
 
     def __init__(self, memory: Any, nbytes: int) -> None:
         self._owner = memory
@@ -110,12 +110,12 @@ class _CupyMemory:
 
 
 class CupyDriver:
-    """One process' GPUs through CuPy. Several may exist; they hold kernels that they compiled."""
+    """A driver for this process' GPUs through CuPy. Each instance compiles its own kernels."""
 
     def __init__(self) -> None:
-        if int(cupy.__version__.partition(".")[0]) < _OLDEST:
+        if int(cupy.__version__.partition(".")[0]) < _OLDEST_CUPY:
             raise DistBackendError(
-                f"CuPy {cupy.__version__} is too old; expected {_OLDEST} or newer: update the"
+                f"CuPy {cupy.__version__} is too old; expected {_OLDEST_CUPY} or newer: update the"
                 " package cupy-cuda12x or cupy-cuda13x"
             )
         self._kernels = Kernels(cupy)
@@ -131,7 +131,7 @@ class CupyDriver:
 
     def device_id(self, device: int) -> str:
         with _errors():
-            # Parts of one card (MIG) have its address, and a UUID of their own.
+            # MIG instances of one GPU share its PCI address but have different UUIDs.
             uuid: bytes = _runtime.getDeviceProperties(device).get("uuid", b"")
             return f"{_runtime.deviceGetPCIBusId(device)}/{uuid.hex()}"
 
@@ -171,18 +171,18 @@ class CupyDriver:
         return _CupyEvent(device)
 
     def wait_event(self, stream: int, event: Any, device: int | None = None) -> None:
-        # The default streams have one handle on all devices: the current one's is meant.
+        # A default stream has the same handle on all devices, and means the current device's.
         with _errors(), cupy.cuda.Device(event.device if device is None else device):
             _runtime.streamWaitEvent(stream, event.handle)
 
     def allocate(self, nbytes: int, device: int) -> _CupyMemory:
-        # Not from CuPy's pool, so that it can be shared whole.
+        # Not from CuPy's pool: IPC shares whole allocations.
         with _errors(), cupy.cuda.Device(device):
             return _CupyMemory(cupy.cuda.Memory(max(nbytes, 1)), nbytes)
 
     def scratch(self, nbytes: int, device: int, stream: int) -> _CupyMemory:
-        # From the pool, which gives it to later work of the same stream only. Dropping it asks
-        # nothing of the device, while cudaFree waits for all work under way.
+        # CuPy's pool reuses freed memory only for later work on the same stream. Freeing to the
+        # pool does not synchronise, while cudaFree waits for all running work.
         with self.on(device, stream), _errors():
             return _CupyMemory(cupy.cuda.alloc(max(nbytes, 1)), nbytes)
 
@@ -195,7 +195,7 @@ class CupyDriver:
             return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def pinned(self, nbytes: int) -> Flat:
-        # From CuPy's pool: freeing it to CUDA would wait for all work under way.
+        # From CuPy's pool, because cudaFreeHost would wait for all running work.
         with _errors():
             memory = cupy.cuda.alloc_pinned_memory(max(nbytes, 1))
         return np.frombuffer(memory, np.uint8, max(nbytes, 1))[:nbytes]
@@ -239,8 +239,8 @@ class CupyDriver:
             self._kernels.on_flags("signal_flags", addresses, value)
 
     def wait_value(self, addresses: Sequence[int], value: int, stream: int) -> None:
-        # The device's front end waits, and lets other processes have the GPU meanwhile; a kernel
-        # that waits keeps it for its whole share of time.
+        # The GPU's front end waits without occupying the GPU. A waiting kernel would block other
+        # processes for its whole time slice.
         if self._front_end_waits:
             wait: Any = self._libcuda().cuStreamWaitValue64_v2
             for address in addresses:
@@ -254,7 +254,7 @@ class CupyDriver:
             self._kernels.on_flags("wait_for_flags", addresses, value)
 
     def process_id(self) -> int:
-        # Ranks in containers of one host may have the same number.
+        # Ranks in different containers of a host may have the same process id.
         with suppress(OSError):
             return os.stat("/proc/self/ns/pid").st_ino % (1 << 32) << 32 | os.getpid()
         return os.getpid()
@@ -266,13 +266,13 @@ class CupyDriver:
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         device = self.device_of(pointer)
         with _errors(), cupy.cuda.Device(device):
-            # The driver's own functions need a context in this thread, which may be a new one.
+            # The driver API needs a context in this thread, which may be new.
             _runtime.setDevice(device)
             status = self._libcuda().cuMemGetAddressRange_v2(
                 ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)
             )
             if status:
-                raise DistBackendError(f"CUDA: no allocation is known at {pointer:#x} ({status})")
+                raise DistBackendError(f"CUDA: no allocation at {pointer:#x} (error {status})")
             return _runtime.ipcGetMemHandle(base.value), pointer - base.value
 
     def open(self, handle: bytes, device: int) -> int:
@@ -281,9 +281,9 @@ class CupyDriver:
                 return _runtime.ipcOpenMemHandle(handle)
             except _runtime.CUDARuntimeError as error:
                 raise DistBackendError(
-                    f"CUDA: {error} (cuda:{device} cannot read the memory of a peer's GPU: the two"
-                    " have no peer access, or the processes no common IPC namespace; use backend"
-                    " 'cuda:nccl' or 'cuda:staged')"
+                    f"CUDA: {error} (cuda:{device} cannot access the memory of a peer's GPU: the"
+                    " GPUs have no peer access, or the processes have no common IPC namespace; use"
+                    " backend 'cuda:nccl' or 'cuda:staged')"
                 ) from error
 
     def close(self, base: int, device: int) -> None:

@@ -1,4 +1,4 @@
-"""The state of every communicator on device memory: memory, one device, a stream, completions.
+"""The streams and completions of communicators on device memory.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
@@ -17,48 +17,47 @@ from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._errors import CommunicatorAbortedError
 
 CLOSE_SECONDS = 5.0
-"""The time that ``close`` waits for the device's running calls, in seconds."""
+"""The seconds that ``close`` waits for the device's running calls."""
 
 
 class DeviceCommunicator(Communicator[DeviceFlat]):
     """A communicator whose buffers are in device memory."""
 
     def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
-        """Return memory on ``device`` on which collectives are fastest.
+        """Return uninitialised memory on ``device`` on which collectives are fastest.
 
-        Every member calls, with the same ``nbytes``. The contents are undefined. Earlier work on
-        the memory may still be under way on other streams, as with CuPy's own memory. A transport
-        without such memory returns ordinary device memory.
+        All members must call it with the same ``nbytes``. As with CuPy's own memory, other streams
+        may still run earlier work on it. The default is ordinary device memory.
         """
         self.barrier(call)
         return driver.allocate(nbytes, device)
 
 
 class DeviceStream:
-    """A communicator's own stream. Only events order its work with other streams."""
+    """A communicator's own stream, which only events order with other streams."""
 
     def __init__(self, driver: Driver, device: int) -> None:
         self.driver = driver
         self.device = device
         self.handle = driver.create_stream(device)
         self._lock = threading.Lock()
-        self._under_way: deque[Completion] = deque()
+        self._running: deque[Completion] = deque()
 
     def begin(self, flats: Iterable[DeviceFlat]) -> None:
-        """Hold the stream until all ``flats`` may be touched."""
+        """Make the stream wait until all ``flats`` may be accessed."""
         for order in _orders(flats):
             self.driver.wait_event(self.handle, order.begin)
 
     def now(self) -> CudaEvent:
-        """Return the moment when the stream's present work is done."""
+        """Return an event at the end of the work queued so far."""
         event = self.driver.create_event(self.device)
         event.record(self.handle)
         return event
 
     def end(self, call: Call, flats: Iterable[DeviceFlat], *owners: object) -> Completion:
-        """Store the completion of ``call`` with it and its ``flats``, and return it.
+        """Create the completion of ``call``, store it in the call and in ``flats``, and return it.
 
-        Their memory, and ``owners``, live until then, even without other references.
+        The completion keeps the memory of ``flats``, and ``owners``, alive.
         """
         orders = _orders(flats)
         held = [order.owner for order in orders]
@@ -68,13 +67,13 @@ class DeviceStream:
             order.completion = completion
         call.completion = completion
         with self._lock:
-            self._forget_what_is_over()
-            self._under_way.append(completion)
+            self._drop_ended()
+            self._running.append(completion)
         return completion
 
-    def _forget_what_is_over(self) -> None:
-        while self._under_way and self._under_way[0].over():
-            self._under_way.popleft()
+    def _drop_ended(self) -> None:
+        while self._running and self._running[0].over():
+            self._running.popleft()
 
     def close(self) -> None:
         """Destroy the stream; its queued work still runs."""
@@ -86,7 +85,7 @@ def _orders(flats: Iterable[DeviceFlat]) -> list[StreamOrder]:
 
 
 class DeviceStreams:
-    """The streams of one communicator: one for each device and purpose, made when first used."""
+    """The streams of one communicator, one for each device and purpose, created at first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,21 +114,20 @@ class DeviceStreams:
 
 
 def check_one_device(flats: Sequence[DeviceFlat]) -> None:
-    """Raise ValueError when the buffers of one call are on several devices."""
+    """Raise ValueError if the buffers of one call are on several devices."""
     devices = sorted({flat.device for flat in flats})
     if len(devices) > 1:
         named = " and ".join(f"cuda:{device}" for device in devices)
         raise ValueError(
-            f"the arrays of one call are on {named}; expected all on one device:"
-            " copy them to the device that this rank uses"
+            f"the arrays of one call are on {named}; expected one device: copy the arrays to the"
+            " device that this rank uses"
         )
 
 
 def check_device_of_group(stream: DeviceStream, device: int) -> None:
-    """Raise ValueError for an array on another ``device`` than this rank's calls before."""
+    """Raise ValueError if ``device`` is not the device of this rank's earlier calls."""
     if device != stream.device:
         raise ValueError(
-            f"an array is on cuda:{device}, but this rank's calls on this group are on"
-            f" cuda:{stream.device}, the device of its first one; expected that device:"
-            " copy the array there"
+            f"an array is on cuda:{device}, but this rank's first call on this group was on"
+            f" cuda:{stream.device}; expected the same device: copy the array there"
         )

@@ -1,12 +1,12 @@
-"""The operations of a GPU that the transports of device memory need, as one narrow interface.
+"""The interface to a GPU that the transports for device memory need.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-``CupyDriver`` implements it for CUDA. The tests have another driver: its device memory is the
-host's, and its streams are threads that can be delayed. The same protocol code runs over both.
+``CupyDriver`` implements it for CUDA. The tests use a driver whose device memory is host memory and
+whose streams are threads that can be delayed. The transports run unchanged over both.
 
-Streams and device addresses are plain ints, as CUDA's own handles are. Every method that takes a
-stream only puts work on it and returns; ``CudaEvent.query`` asks, nothing here waits.
+Streams and device addresses are ints, like CUDA's handles. Methods with a ``stream`` argument only
+queue work on the stream. No method waits; ``CudaEvent.query`` polls.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from transport._operands.reduce_op import Flat, ReduceOp
 
 
 class CudaEvent(Protocol):
-    """A moment on a stream; freed with its last reference."""
+    """A point in a stream's work; freed with its last reference."""
 
     def record(self, stream: int) -> None:
-        """Make the event the moment when all work that ``stream`` has now is done."""
+        """Set the event to the end of all work that is on ``stream`` now."""
         ...
 
     def query(self) -> bool:
-        """True if the moment has arrived. Raises DistBackendError when the device failed."""
+        """Return whether the work is done. Raises DistBackendError if the device failed."""
         ...
 
 
 class DeviceMemory(Protocol):
-    """Memory on a device, freed when nobody refers to it any more."""
+    """Memory on a device, freed with its last reference."""
 
     pointer: int
     nbytes: int
@@ -54,11 +54,11 @@ class Driver(Protocol):
         ...
 
     def current_device(self) -> int:
-        """Return the device that the calling thread has chosen."""
+        """Return the calling thread's current device."""
         ...
 
     def choose_device(self, device: int) -> None:
-        """Make ``device`` the calling thread's current one, for good."""
+        """Make ``device`` the calling thread's current device."""
         ...
 
     def device_of(self, pointer: int) -> int:
@@ -66,7 +66,10 @@ class Driver(Protocol):
         ...
 
     def on(self, device: int, stream: int | None = None) -> AbstractContextManager[object]:
-        """Make ``device``, and ``stream`` if given, current in the calling thread for a block."""
+        """Make ``device``, and ``stream`` if given, current in the calling thread for a block.
+
+        Returns the context manager for the block.
+        """
         ...
 
     def current_stream(self, device: int) -> int:
@@ -74,7 +77,7 @@ class Driver(Protocol):
         ...
 
     def create_stream(self, device: int) -> int:
-        """Return a new stream, ordered with no other one, not even the default stream."""
+        """Return a new stream that synchronises with no other, not even the default stream."""
         ...
 
     def destroy_stream(self, stream: int, device: int) -> None:
@@ -82,13 +85,13 @@ class Driver(Protocol):
         ...
 
     def create_event(self, device: int) -> CudaEvent:
-        """Return a new event, not recorded yet (``query`` gives true)."""
+        """Return a new event. Until it is recorded, ``query`` returns True."""
         ...
 
     def wait_event(self, stream: int, event: CudaEvent, device: int | None = None) -> None:
-        """Make later work on ``stream`` wait for ``event`` as it is recorded now.
+        """Make later work on ``stream`` wait for ``event`` as last recorded.
 
-        ``device`` is the stream's, if it is not that of the event.
+        ``device`` is the stream's device (default: the event's).
         """
         ...
 
@@ -97,42 +100,42 @@ class Driver(Protocol):
         ...
 
     def scratch(self, nbytes: int, device: int, stream: int) -> DeviceMemory:
-        """Return memory for work on ``stream`` alone, of undefined contents.
+        """Return uninitialised memory, to be used only by work on ``stream``.
 
-        It may be dropped before that work is done, without a wait.
+        The caller may drop it before that work is done.
         """
         ...
 
     def array(
         self, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], device: int, owner: object
     ) -> Any:
-        """Return an array (C order) over device memory that lives as long as ``owner`` does.
+        """Return an array (C order) over device memory that belongs to ``owner``.
 
-        It has ``__cuda_array_interface__`` and keeps ``owner``.
+        The array has ``__cuda_array_interface__`` and holds a reference to ``owner``.
         """
         ...
 
     def pinned(self, nbytes: int) -> Flat:
-        """Return page-locked host memory (uint8), free for others with the last view of it.
+        """Return page-locked host memory (uint8), freed with the last view of it.
 
-        Copies that still read or write it then must be over.
+        All copies from or to it must be done by then.
         """
         ...
 
     def copy_to_host(self, into: Flat, pointer: int, stream: int) -> None:
-        """Copy device memory into the host buffer ``into``, which is ``pinned``."""
+        """Copy device memory into ``into``, a buffer from ``pinned``."""
         ...
 
     def copy_from_host(self, pointer: int, data: Flat, stream: int) -> None:
-        """Copy the host buffer ``data``, which is ``pinned``, to device memory."""
+        """Copy ``data``, a buffer from ``pinned``, to device memory."""
         ...
 
     def copy(self, into: int, pointer: int, nbytes: int, stream: int) -> None:
-        """Copy within or between devices. The two must not overlap, unless they are equal."""
+        """Copy ``nbytes`` within or between devices. The two ranges are equal or disjoint."""
         ...
 
     def can_reduce(self, dtype: np.dtype[Any], inputs: int) -> bool:
-        """True if ``reduce`` and ``scale`` take ``dtype``, and that many inputs."""
+        """Return whether ``reduce`` and ``scale`` support ``dtype`` and that many inputs."""
         ...
 
     def reduce(
@@ -146,52 +149,52 @@ class Driver(Protocol):
     ) -> None:
         """Reduce ``count`` elements at each address of ``inputs`` into ``out``, in this order.
 
-        ``out`` may be one of them. Small floats are reduced in float32 and rounded once; AVG
-        divides by the number of inputs. PREMUL_SUM is not an op of this method: see ``scale``.
+        ``out`` may be one of the inputs. 16-bit floats are reduced in float32 and rounded once. AVG
+        divides by the number of inputs. PREMUL_SUM is not supported; see ``scale``.
         """
         ...
 
     def scale(
         self, out: int, pointer: int, dtype: np.dtype[Any], count: int, factor: Any, stream: int
     ) -> None:
-        """Multiply by the number ``factor`` in the reduction's dtype, and round."""
+        """Multiply ``count`` elements by the number ``factor`` in the reduction dtype; round."""
         ...
 
     def signal(self, addresses: Sequence[int], value: int, stream: int) -> None:
-        """Raise the 64-bit flags at ``addresses`` to ``value``, visible after all work before it.
+        """Raise the 64-bit flags at ``addresses`` to ``value``, after all earlier work is visible.
 
-        A flag that is higher already stays as it is.
+        A flag that is already higher is not changed.
         """
         ...
 
     def wait_value(self, addresses: Sequence[int], value: int, stream: int) -> None:
-        """Hold ``stream`` until all flags, in memory of this process' own, are >= ``value``."""
+        """Make ``stream`` wait until all flags, in this process' own memory, are >= ``value``."""
         ...
 
     def process_id(self) -> int:
-        """Return an id that differs between processes of one host, among which memory is shared."""
+        """Return an id that is unique among the processes of this host, even across containers."""
         ...
 
     def keep(self, memory: object) -> None:
         """Hold ``memory``, on a device or ``pinned``, until the process ends.
 
-        Others may look at it for as long.
+        Other processes may access it until then.
         """
         ...
 
     def share(self, pointer: int) -> tuple[bytes, int]:
-        """Return a handle of the allocation around ``pointer``, and the offset in it.
+        """Return an IPC handle of the allocation that contains ``pointer``, and the offset in it.
 
         Raises DistBackendError for memory that cannot be shared between processes.
         """
         ...
 
     def open(self, handle: bytes, device: int) -> int:
-        """Return where the allocation behind another process' ``handle`` begins here."""
+        """Map the allocation of another process' ``handle``; return its address."""
         ...
 
     def close(self, base: int, device: int) -> None:
-        """End what ``open`` began."""
+        """Unmap an allocation that ``open`` mapped at ``base``."""
         ...
 
 
@@ -199,7 +202,7 @@ class Driver(Protocol):
 def cuda_driver() -> Driver:
     """Return this process' driver for CUDA.
 
-    Raises DistBackendError that says what to install when CuPy or a driver is missing.
+    Raises DistBackendError, with what to install, if CuPy or the NVIDIA driver is missing.
     """
     try:
         import_module("cupy")
@@ -213,5 +216,5 @@ def cuda_driver() -> Driver:
 
 
 def driver_of(array: Any) -> Driver:
-    """Return the driver of the array's memory: CUDA's, unless its class brings another one."""
+    """Return the driver of the array's memory: ``__meshlib_driver__`` if set, else CUDA's."""
     return getattr(array, "__meshlib_driver__", None) or cuda_driver()

@@ -1,10 +1,10 @@
-"""A flat typed buffer in device memory, and how work on it is ordered.
+"""Flat typed buffers in device memory, and the order of work on them.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-A call on such buffers is only put on a stream, and goes on after it returned. It begins after all
-work that the array's own stream had when the call was issued (``StreamOrder.begin``). Later work
-waits for its ``Completion``. A host thread waits only on request.
+A call on these buffers only queues its work on a stream, and returns. The work starts after all
+work that was on the array's own stream when the call was issued (``StreamOrder.begin``). Later work
+waits for the call's ``Completion``. A host thread waits only if the user requests it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from transport._cuda.driver import CudaEvent, Driver
 
 @dataclass(slots=True, eq=False)
 class StreamOrder:
-    """When the memory of an array may be touched.
+    """The order of a call with the other work on an array.
 
-    ``begin`` is the moment on the array's stream when the call was issued; ``current()`` gives the
-    stream on which the calling thread will use it next. A communicator leaves the ``completion``
-    of its call here.
+    The call starts after ``begin``, an event recorded on the array's stream when the call was
+    issued. ``current()`` returns the stream on which the calling thread will next use the array. A
+    communicator stores the ``completion`` of its call here.
     """
 
     begin: CudaEvent
@@ -37,9 +37,9 @@ class StreamOrder:
 
 @dataclass(slots=True, eq=False, repr=False)
 class DeviceFlat:
-    """``size`` elements of ``dtype`` in the memory of ``device`` from address ``pointer`` on.
+    """``size`` elements of ``dtype`` in the memory of ``device``, starting at address ``pointer``.
 
-    Slicing with a step of 1 gives a view of the same memory, with the same order.
+    Slicing with a step of 1 returns a view of the same memory with the same ``order``.
     """
 
     pointer: int
@@ -51,18 +51,18 @@ class DeviceFlat:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """The bytes of one element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """The bytes of all elements."""
         return self.size * self.dtype.itemsize
 
     def __getitem__(self, part: slice) -> DeviceFlat:
         start, stop, step = part.indices(self.size)
         if step != 1:
-            raise ValueError(f"a device buffer is sliced in steps of 1, got {part}")
+            raise ValueError(f"a device buffer can only be sliced with step 1, got {part}")
         pointer = self.pointer + start * self.dtype.itemsize
         count = max(stop - start, 0)
         return DeviceFlat(pointer, count, self.dtype, self.device, self.driver, self.order)
@@ -72,9 +72,9 @@ class DeviceFlat:
 
 
 def end_together(call: Call, flats: Sequence[DeviceFlat]) -> None:
-    """Extend the completion of ``call`` over all its parts and their later work.
+    """Extend the completion of ``call`` to all its parts.
 
-    Each part left a completion with its flats; the call has that of the last part.
+    Each part has stored a completion in its flats; ``call.completion`` is that of the last part.
     """
     last = call.completion
     if last is None:

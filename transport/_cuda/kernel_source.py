@@ -1,9 +1,9 @@
-"""The source of the kernels: reducing several buffers into one, scaling, and flags.
+"""The source of the CUDA kernels for reductions, scaling and flags.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-One module for each dtype, compiled by NVRTC at the first use. No header is included, since NVRTC
-finds none on many machines: the conversions of 16-bit floats are written out.
+NVRTC compiles one module for each dtype at its first use. The source includes no headers, because
+NVRTC finds none on many machines, so it defines the conversions of 16-bit floats itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transport._operands.reduce_op import RedOpType
 
 MAX_INPUTS = 16
 
-# By dtype name: how an element is stored, in what it is computed, and its family of operations.
+# By dtype name: the storage type, the compute type, and the family of operations.
 TYPES = {
     "bool": ("unsigned char", "unsigned char", "Bool"),
     "int8": ("signed char", "signed char", "Integer"),
@@ -48,7 +48,7 @@ struct Half { unsigned short bits; };
 struct BFloat16 { unsigned short bits; };
 template <typename T> struct alignas(2 * sizeof(T)) Complex { T re, im; };
 
-// What an element is computed in, and back. Rounds to nearest, ties to even.
+// Conversion from the storage type to the compute type and back. Rounds to nearest, ties to even.
 template <typename W, typename S> struct Convert {
     static __device__ W widen(S x) { return x; }
     static __device__ S narrow(W x) { return x; }
@@ -70,7 +70,7 @@ template <> struct Convert<float, BFloat16> {
     static __device__ BFloat16 narrow(float x) {
         unsigned int bits = (unsigned int)__float_as_int(x);
         BFloat16 small;
-        if (x != x) small.bits = (unsigned short)((bits >> 16) | 0x40);  // stays NaN, quiet
+        if (x != x) small.bits = (unsigned short)((bits >> 16) | 0x40);  // quiet NaN
         else small.bits = (unsigned short)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
         return small;
     }
@@ -98,7 +98,7 @@ struct Real {
     template <typename W> static __device__ W SUM(W a, W b) { return a + b; }
     template <typename W> static __device__ W AVG(W a, W b) { return a + b; }
     template <typename W> static __device__ W PRODUCT(W a, W b) { return a * b; }
-    // NaN stays, as in NumPy.
+    // Propagates NaN, as NumPy does.
     template <typename W> static __device__ W MIN(W a, W b) {
         return a != a ? a : (b != b || b < a ? b : a);
     }
@@ -123,10 +123,10 @@ template <typename T> __device__ Complex<T> times(Complex<T> x, double re, doubl
     return {x.re * (T)re - x.im * (T)im, x.re * (T)im + x.im * (T)re};
 }
 
-// As many elements as one 16-byte access moves.
+// The elements of one 16-byte access.
 template <typename S> struct alignas(16) Pack { S item[16 / sizeof(S)]; };
 
-// Lower ranks first, for every element: the same bits on every rank and in every run.
+// Adds lower ranks first, for the same bits on every rank and in every run.
 #define FOLD(NAME, S, W, FAMILY, OP, FINISH)                                                    \
 extern "C" __global__ void NAME(u64 out, PARAMETERS, int inputs, u64 count) {                  \
     const u64 input[] = {ARGUMENTS};                                                           \
@@ -171,8 +171,8 @@ extern "C" __global__ void NAME(u64 out, u64 input, u64 count, double re, double
 _FLAGS = r"""
 typedef unsigned long long u64;
 
-// One thread for each flag. All that the stream did before is visible to whoever sees the value.
-// A flag is raised by one peer, and by its owner only to let go of all that waits for it.
+// One thread for each flag. A reader of the new value sees all earlier work of this stream.
+// One peer raises a flag; the owner raises it only to release everything that waits for it.
 extern "C" __global__ void signal_flags(PARAMETERS, int flags, u64 value) {
     const u64 flag[] = {ARGUMENTS};
     if (threadIdx.x >= flags) return;
@@ -185,7 +185,7 @@ extern "C" __global__ void signal_flags(PARAMETERS, int flags, u64 value) {
                  :: "l"(flag[threadIdx.x]), "l"(value) : "memory");
 }
 
-// One thread for each flag. Other processes may need this GPU to get there: sleep in between.
+// One thread for each flag. Sleeps between polls: the peer may need this GPU to raise the flag.
 extern "C" __global__ void wait_for_flags(PARAMETERS, int flags, u64 value) {
     const u64 flag[] = {ARGUMENTS};
     if (threadIdx.x >= flags) return;
@@ -211,22 +211,22 @@ FLAGS = _with_inputs(_FLAGS)
 
 
 def knows(dtype: np.dtype[Any]) -> bool:
-    """True if there are kernels for ``dtype``."""
+    """Return whether there are kernels for ``dtype``."""
     return dtype.name in TYPES
 
 
 def reduce_kernel_name(name: str, op: RedOpType) -> str:
-    """Return the name of the kernel that reduces by ``op``."""
+    """Return the name of the kernel that reduces the dtype ``name`` by ``op``."""
     return f"fold_{name}_{op.name}"
 
 
 def scale_name(name: str) -> str:
-    """Return the name of the kernel that scales."""
+    """Return the name of the kernel that scales the dtype ``name``."""
     return f"scale_{name}"
 
 
 def source_of(name: str) -> str:
-    """Return the kernels of the dtype ``name``, which go behind ``PRELUDE``."""
+    """Return the source of the kernels for the dtype ``name``, to be appended to ``PRELUDE``."""
     stored, computed, family = TYPES[name]
     lines: list[str] = []
     for op in _FAMILIES[family]:

@@ -1,4 +1,4 @@
-"""The kernels, compiled and launched through CuPy, on its current stream.
+"""Kernels that CuPy compiles, and launches on its current stream.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
@@ -28,7 +28,7 @@ OPTIONS = ("--std=c++14",)
 
 
 class Kernels:
-    """Kernels by dtype and operation; each dtype is compiled at its first use."""
+    """The kernels for all dtypes and operations, compiled for a dtype at its first use."""
 
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
@@ -44,7 +44,7 @@ class Kernels:
         self._launch(kernel, dtype, count, arguments)
 
     def scale(self, out: int, pointer: int, dtype: np.dtype[Any], count: int, factor: Any) -> None:
-        """Multiply by a number; see ``Driver.scale``."""
+        """Multiply the buffer at ``pointer`` by ``factor`` into ``out``; see ``Driver.scale``."""
         number = complex(factor)
         kernel = self._get(dtype, scale_name(dtype.name))
         parts = np.float64(number.real), np.float64(number.imag)
@@ -52,7 +52,7 @@ class Kernels:
         self._launch(kernel, dtype, count, arguments)
 
     def on_flags(self, name: str, addresses: Sequence[int], value: int) -> None:
-        """Have the kernel ``name`` of ``FLAGS`` raise flags, or wait for them."""
+        """Launch the kernel ``name`` of ``FLAGS``, which raises flags or waits for them."""
         kernel = self._module("", FLAGS).get_function(name)
         for start in range(0, len(addresses), MAX_INPUTS):
             some = addresses[start : start + MAX_INPUTS]
@@ -68,7 +68,7 @@ class Kernels:
 
     def _get(self, dtype: np.dtype[Any], name: str) -> Any:
         if not knows(dtype):
-            raise TypeError(f"there is no kernel for dtype {dtype.name}")
+            raise TypeError(f"no kernel exists for dtype {dtype.name}")
         return self._module(dtype.name, PRELUDE + source_of(dtype.name)).get_function(name)
 
     def _module(self, key: str, source: str) -> Any:

@@ -1,11 +1,11 @@
-"""Calls on device memory through the host: pinned buffers and a transport for the CPU.
+"""Calls on device memory through pinned host buffers and a transport for the CPU.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-This works whatever the GPUs and their drivers can do among themselves. Large calls are cut into
-chunks. While the transport works on one chunk, the next one comes from the device and the last one
-returns to it. A call blocks the host thread that makes it (with ``async_op`` the group's own),
-because the transport below works on the host; other streams go on.
+This works even without peer access between GPUs. Large calls are cut into chunks. While the CPU
+transport works on one chunk, the next one is copied from the device and the previous one back to
+it. A call blocks its host thread (with ``async_op``, the group's thread), because the CPU transport
+runs there. Other streams are not blocked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _SLOTS = 2
 
 @dataclass(frozen=True, slots=True)
 class _StagedPiece:
-    """A piece of device memory in a call: loaded to the host before, stored back after, or both."""
+    """A piece of device memory in a call. ``load`` copies it to the host before the call, ``store``
+    copies it back afterwards.
+    """
 
     flat: DeviceFlat
     load: bool = False
@@ -50,15 +52,16 @@ class _StagedPiece:
 
 
 _Run = Callable[[list[Flat], int, int], None]
-"""``run(host, lo, hi)`` makes the call on the transport below, for the elements ``lo`` to ``hi`` of
-each part, of which ``host`` has copies."""
+"""``run(host, lo, hi)`` makes the call on the CPU transport for elements ``lo`` to ``hi`` of each
+part; ``host`` holds copies of them.
+"""
 
 
 class StagedCommunicator(DeviceCommunicator):
-    """Carries calls on device memory through ``inner``, a communicator for the CPU.
+    """Makes calls on device memory through ``inner``, a communicator for the CPU.
 
-    ``inner`` has the same members and belongs to this communicator. ``chunk`` is the number of
-    bytes of one step for each buffer, equal on all members.
+    ``inner`` has the same members and belongs to this communicator. ``chunk`` is the maximum bytes
+    of a buffer in one step, equal on all members.
     """
 
     def __init__(
@@ -68,11 +71,11 @@ class StagedCommunicator(DeviceCommunicator):
         self._inner = inner
         self._chunk = chunk
         self._streams = DeviceStreams()
-        # Pinned memory, through which steps go in turn.
+        # Pinned memory; successive steps use the slots in turn.
         self._slots: list[Flat | None] = [None] * _SLOTS
         self.abort_reason: str | None = None
 
-    # Collectives whose sizes all members know: in chunks.
+    # Collectives in chunks, because all members know all sizes.
 
     def barrier(self, call: Call) -> None:
         self._inner.barrier(call)
@@ -116,7 +119,7 @@ class StagedCommunicator(DeviceCommunicator):
             *(_StagedPiece(output, store=True) for output in outputs),
         ]
         longest = max(output.size for output in outputs)
-        self._staged(call, parts, run, self._vouched(call, longest, input_.itemsize))
+        self._staged(call, parts, run, self._agreed_chunks(call, longest, input_.itemsize))
 
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
@@ -128,7 +131,7 @@ class StagedCommunicator(DeviceCommunicator):
         def run(host: list[Flat], lo: int, hi: int) -> None:
             part = op
             if array_factor:
-                # The factor of what is in this step: the same piece of each member's part.
+                # The factor for this step: the same piece of each member's part.
                 whole = np.broadcast_to(op.factor, total)
                 ends = [start + input_.size for start, input_ in zip(starts, inputs, strict=True)]
                 pieces = [
@@ -143,9 +146,9 @@ class StagedCommunicator(DeviceCommunicator):
             *(_StagedPiece(input_, load=True) for input_ in inputs),
         ]
         longest = max(input_.size for input_ in inputs)
-        self._staged(call, parts, run, self._vouched(call, longest, output.itemsize))
+        self._staged(call, parts, run, self._agreed_chunks(call, longest, output.itemsize))
 
-    # Collectives of which nobody knows all sizes: as a whole.
+    # Collectives in one step, because no member knows all sizes.
 
     def gather(
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
@@ -219,16 +222,16 @@ class StagedCommunicator(DeviceCommunicator):
     # The implementation.
 
     def _chunks(self, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of the steps over ``count`` elements; one, empty, when there are none:
-        empty calls meet the other members as well.
+        """Yield the bounds of the steps over ``count`` elements. Without elements, yield one empty
+        step, because empty calls also synchronise with the other members.
         """
         step = max(1, self._chunk // itemsize)
         for lo in range(0, max(count, 1), step):
             yield lo, min(lo + step, count)
 
-    def _vouched(self, call: Call, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
-        """Yield steps where the header says that all members have the same sizes, else one step:
-        members that disagree must find out before anything is written.
+    def _agreed_chunks(self, call: Call, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
+        """Yield several steps only if the header has the sizes, else one step: a mismatch between
+        members must be detected before any output is written.
         """
         header = call.header
         agreed = header.elements or header.extra
@@ -241,7 +244,7 @@ class StagedCommunicator(DeviceCommunicator):
         run: _Run,
         chunks: Iterator[tuple[int, int]] | None = None,
     ) -> None:
-        """Make a call in steps, one for each of ``chunks`` of its ``parts``; by default in one."""
+        """Make a call in steps, one for each of ``chunks`` (default: in one step)."""
         self.check_open()
         flats = [part.flat for part in parts]
         check_one_device(flats)
@@ -254,14 +257,14 @@ class StagedCommunicator(DeviceCommunicator):
             host = self._host(call, stream, step, number % _SLOTS)
             loaded = _load(stream, step, host)
             go = partial(run, host, lo, hi)
-            waiting.append(partial(self._carry_out, call, stream, step, host, loaded, go))
-            if len(waiting) == _SLOTS:  # loads run one step ahead
+            waiting.append(partial(self._run_step, call, stream, step, host, loaded, go))
+            if len(waiting) == _SLOTS:  # Loads are queued one step ahead.
                 waiting.popleft()()
         while waiting:
             waiting.popleft()()
         stream.end(call, flats)
 
-    def _carry_out(
+    def _run_step(
         self,
         call: Call,
         stream: DeviceStream,
@@ -279,11 +282,11 @@ class StagedCommunicator(DeviceCommunicator):
     def _host(
         self, call: Call, stream: DeviceStream, step: Sequence[_StagedPiece], slot: int
     ) -> list[Flat]:
-        """Return the host's places for the parts of ``step``, one behind the other in a slot.
+        """Return host buffers for the parts of ``step``, consecutive in a slot.
 
-        What the slot held before is on its way back to the device at most, on this same stream.
-        A load into it comes behind that; a host call that writes into it waits for ``loaded``,
-        which is behind it as well.
+        The slot's previous contents may still be in a copy to the device, on the same stream. The
+        loads of ``step`` are queued after that copy. A host call writes into the slot only after
+        the event ``loaded``, which is also after the copy.
         """
         starts: list[int] = []
         end = 0
@@ -292,7 +295,7 @@ class StagedCommunicator(DeviceCommunicator):
             end += -(-part.flat.nbytes // 64) * 64
         memory = self._slots[slot]
         if memory is None or memory.nbytes < end:
-            self._await(call, stream.now())  # for copies from the memory that is given up
+            self._await(call, stream.now())  # Copies may still read the memory being replaced.
             memory = self._slots[slot] = stream.driver.pinned(end)
         return [
             memory[start : start + part.flat.nbytes].view(part.flat.dtype)
@@ -302,14 +305,14 @@ class StagedCommunicator(DeviceCommunicator):
     def _await(self, call: Call, event: CudaEvent) -> None:
         if not wait_until(event.query, call.deadline, self.check_open):
             raise CommunicatorTimeoutError(
-                f"{call.header}: waited {call.deadline.seconds:g} s for this rank's own device:"
-                " work that was put on the array's stream before the call has not ended",
+                f"{call.header}: waited {call.deadline.seconds:g} s for this rank's device: work"
+                " on the array's stream before the call has not ended",
                 None,
             )
 
 
 def _load(stream: DeviceStream, step: Sequence[_StagedPiece], host: Sequence[Flat]) -> CudaEvent:
-    """Copy the data to load to the host; return the moment when it is there."""
+    """Queue the loads of ``step``; return the event at their end."""
     for part, flat in zip(step, host, strict=True):
         if part.load and flat.size:
             stream.driver.copy_to_host(flat, part.flat.pointer, stream.handle)
@@ -323,5 +326,5 @@ def _pinned(stream: DeviceStream, flat: DeviceFlat) -> Flat:
 def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> StagedCommunicator:
-    """Make a communicator that goes via the host and the transport ``cpu``."""
+    """Make a communicator through the host, over the transport ``cpu``."""
     return StagedCommunicator(membership, cpu(membership))

@@ -1,4 +1,4 @@
-"""A thread that checks the deadlines and errors of calls under way on a device.
+"""A thread that checks the deadlines and errors of calls that run on a device.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
@@ -26,11 +26,11 @@ _IDLE_SECONDS = 5.0
 
 
 class DeviceWatchdog:
-    """Checks the calls of one communicator that a device carries out.
+    """Checks the calls of one communicator that run on a device.
 
-    It ends when a call passes its deadline or ``check()`` returns an error text. It then calls
-    ``on_error(error)`` once, in its own thread. Every call under way raises the error when it is
-    waited for. The thread lives while calls are under way.
+    When a call passes its deadline or ``check()`` returns an error text, the watchdog fails all
+    running calls, so that waits for them raise the error. It then calls ``on_error(error)`` once in
+    its own thread. The thread exists only while calls are running.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DeviceWatchdog:
         self._at_fault: CallHeader | None = None
 
     def add(self, call: Call, completion: Completion) -> None:
-        """Check ``call`` until ``completion``."""
+        """Check ``call`` until ``completion`` ends."""
         with self._changed:
             if self.error is not None:
                 completion.fail(self.error, self._at_fault)
@@ -62,16 +62,17 @@ class DeviceWatchdog:
                 self._changed.notify_all()
 
     def check_for(self, call: Call) -> None:
-        """Raise the error, if any; for other calls than the failed one CommunicatorAbortedError."""
+        """Raise the error, if any. If another call failed, raise it as CommunicatorAbortedError."""
         if self.error is not None:
             if self._at_fault is None or self._at_fault == call.header:
                 raise self.error
             raise CommunicatorAbortedError(str(self.error))
 
     def fail(self, error: DistError, at_fault: CallHeader | None = None) -> list[Completion]:
-        """Make all calls under way raise ``error``, without ``on_error``. Idempotent.
+        """Make all running calls raise ``error``, without calling ``on_error``. Idempotent.
 
-        ``at_fault`` is the call that failed, if one did. Returns the completions of those calls.
+        ``at_fault`` is the header of the call that failed, if known. Returns the completions of the
+        running calls.
         """
         with self._changed:
             if self.error is None:
@@ -84,12 +85,12 @@ class DeviceWatchdog:
             return failed
 
     def drain(self, seconds: float) -> bool:
-        """Wait until no call is under way; return False at the timeout."""
+        """Wait until no call is running; return False after ``seconds``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._calls, seconds)
 
     def close(self) -> None:
-        """End the thread, and wait for that."""
+        """End the thread, and wait for its end."""
         with self._changed:
             self._closed = True
             thread = self._thread
@@ -104,10 +105,10 @@ class DeviceWatchdog:
                 if self._closed or not self._calls:
                     self._thread = None
                     return
-            found = self._look()
+            found = self._check_calls()
             if found is not None:
                 failed = self.fail(*found)
-                with suppress(DistError):  # every call raises the first error
+                with suppress(DistError):  # Every call raises the first error.
                     self._on_error(found[0])
                 report_first_failure(failed)
             with self._changed:
@@ -115,14 +116,14 @@ class DeviceWatchdog:
                     self._changed.wait(_SECONDS)
 
     def _verify(self) -> DistError | None:
-        # Abandoned work ends like completed work: only the library knows the difference.
+        # On the device, aborted work ends like completed work; only ``check`` can tell them apart.
         if self.error is not None:
             return self.error
         found = self._check()
         return None if found is None else DistBackendError(found)
 
-    def _look(self) -> tuple[DistError, CallHeader | None] | None:
-        """Return the error and the header of its call, if there is one."""
+    def _check_calls(self) -> tuple[DistError, CallHeader | None] | None:
+        """Return the first error and the header of its call, or None."""
         header: CallHeader | None = None
         try:
             with self._changed:
@@ -135,12 +136,12 @@ class DeviceWatchdog:
                     continue
                 if call.deadline.expired:
                     return CommunicatorTimeoutError(
-                        f"{call.header}: the device has not done it after"
-                        f" {call.deadline.seconds:g} s: a member has not made the call, or work"
-                        " before it on the array's stream has not ended",
+                        f"{call.header}: the device has not completed the call after"
+                        f" {call.deadline.seconds:g} s: a member has not made the call, or earlier"
+                        " work on the array's stream has not ended",
                         None,
                     ), header
-                break  # they end in order
+                break  # Calls end in order.
             found = self._verify()
             if found is not None:
                 return found, header
@@ -154,7 +155,7 @@ class DeviceWatchdog:
 
 
 def report_first_failure(completions: Iterable[Completion]) -> None:
-    """Explain the failure of the first call: that breaks its group on all members."""
+    """Explain the failure of the first call, which makes the group fail on all members."""
     first = next(iter(completions), None)
     if first is not None:
         first.report_failure()

@@ -1,4 +1,4 @@
-"""Collectives of ranks on one host whose GPUs read each other's memory.
+"""Collectives among ranks of one host, whose GPUs read each other's memory.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 """

@@ -1,11 +1,12 @@
-"""Collectives by kernels that read the peers' memory, on one host, GPUs shared or not.
+"""Collectives on one host by kernels that read the peers' memory. Ranks may share a GPU.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-Members exchange offers on the host (``offers.py``); everything else happens on their streams. In
-its device memory, each member has a counter for each member. A step raises this member's counter at
-every member, then holds the stream until all own counters are as high. So a buffer is read after
-its owner's stream has reached the call, and returns to its owner when all have read it.
+Members exchange offers on the host (``offers.py``); everything else runs on their streams. Each
+member's device memory has a counter for every member. In a step, a member raises its counter at
+every member; its stream then waits until all its own counters have the same value. So a buffer is
+read only after its owner's stream has reached the call, and its owner may reuse it only after all
+members have read it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _ABOVE_ALL = 1 << 62
 
 
 class _DeviceState:
-    """The state after the members have met: a stream, and the members' counters."""
+    """A member's stream and counters, created by the first call together with its peers."""
 
     def __init__(self, inner: Communicator, call: Call, driver: Driver, device: int) -> None:
         self.stream = DeviceStream(driver, device)
@@ -55,24 +56,25 @@ class _DeviceState:
         self._step = 0
         size = inner.size
         memory = driver.allocate(size * _FLAG_BYTES, device)
-        driver.keep(memory)  # a peer may write to it after this rank has left
+        driver.keep(memory)  # A peer may write to it after this rank has left.
         own = range(memory.pointer, memory.pointer + size * _FLAG_BYTES, _FLAG_BYTES)
         self._own = list(own)
         self._values = driver.pinned(size * _FLAG_BYTES).view(np.uint64)
-        driver.keep(self._values)  # it is copied from when nobody refers to it any more
+        driver.keep(self._values)  # A copy may still read it after the last reference is gone.
         self._values[:] = 0
         driver.copy_from_host(memory.pointer, self._values, self.stream.handle)
         begin = self.stream.now()
         order = StreamOrder(begin, lambda: self.stream.handle, memory)
         counters = DeviceFlat(memory.pointer, size, np.dtype(np.uint64), device, driver, order)
-        # The counters must be 0 before a peer learns of them.
+        # The counters must be 0 before a peer can raise them.
         if not wait_until(begin.query, call.deadline):
             raise CommunicatorTimeoutError(
-                f"{call.header}: this rank's own device copied {size * _FLAG_BYTES} bytes to itself"
-                f" for more than {call.deadline.seconds:g} s; others keep it busy, or it failed",
+                f"{call.header}: this rank's device has not finished a copy of"
+                f" {size * _FLAG_BYTES} bytes after {call.deadline.seconds:g} s; other work keeps"
+                " it busy, or it failed",
                 None,
             )
-        # A stream that no wait holds: it writes the values that end all waits.
+        # This stream never waits, so that it can write the values that end all waits.
         self._release = driver.create_stream(device)
         flags = self.offers.exchange(
             call, [counters[peer : peer + 1] for peer in range(size)], [_FLAG_BYTES] * size
@@ -82,18 +84,18 @@ class _DeviceState:
                 "backend 'cuda_ipc' cannot share memory between these processes: the driver"
                 " refuses IPC handles (containers need a common IPC namespace); use 'cuda:staged'"
             )
-        self.offers.hold()  # every call writes to the members' counters
+        self.offers.hold()  # Every call writes to the members' counters.
         self._flags = flags
 
     def step(self) -> None:
-        """Hold the stream until all members' streams have reached this step."""
+        """Make the stream wait until all members' streams have reached this step."""
         self._step += 1
         driver, handle = self.stream.driver, self.stream.handle
         driver.signal(self._flags, self._step, handle)
         driver.wait_value(self._own, self._step, handle)
 
     def release_waits(self) -> None:
-        """End all waits of this member's stream, now and later: the group is broken."""
+        """End all present and later waits of this member's stream, after the group has failed."""
         driver = self.stream.driver
         with driver.on(self.stream.device):
             self._values[:] = _ABOVE_ALL
@@ -106,15 +108,15 @@ class _DeviceState:
 
 
 _Work = Callable[[_DeviceState, list[int]], None]
-"""Puts the work of a call on the stream, between its two steps. Its arguments are the state and the
-address of each member's offer.
+"""Queues the work of a call on the stream, between its two steps. The arguments are the state and
+the address of each member's offer.
 """
 
 
 class CudaIpcCommunicator(StagedCommunicator):
-    """A member of a group on one host. ``inner`` has the same members, and belongs to this one.
+    """A member of a group on one host. It owns ``inner``, which has the same members.
 
-    Messages, and calls without a kernel, go through the host and ``inner``, as staged.
+    Messages, and calls without a kernel, are staged through the host and ``inner``.
     """
 
     def __init__(self, membership: Membership, inner: Communicator) -> None:
@@ -146,11 +148,11 @@ class CudaIpcCommunicator(StagedCommunicator):
         parts = [buffer[slice(*part_bounds(buffer.size, self.size, i))] for i in range(self.size)]
 
         def work(device: _DeviceState, sources: list[int]) -> None:
-            # Each member reduces one part of all, then fetches the others' parts. Nobody else reads
-            # its writes meanwhile.
-            mine = parts[self.rank]
-            offset = mine.pointer - buffer.pointer
-            _reduce_into(device, mine, [source + offset for source in sources], plain)
+            # Each member reduces one part, then fetches the other parts. Before the step, no other
+            # member reads the part that this member writes.
+            own = parts[self.rank]
+            offset = own.pointer - buffer.pointer
+            _reduce_into(device, own, [source + offset for source in sources], plain)
             device.step()
             for peer, part in enumerate(parts):
                 if peer != self.rank:
@@ -161,9 +163,9 @@ class CudaIpcCommunicator(StagedCommunicator):
                 at, stream = buffer.pointer, device.stream
                 stream.driver.scale(at, at, buffer.dtype, buffer.size, op.factor, stream.handle)
 
-        everybody = [buffer] * self.size
+        offered = [buffer] * self.size
         wanted = [buffer.nbytes] * self.size
-        if not self._run(call, [buffer], everybody, wanted, work, prepare):
+        if not self._run(call, [buffer], offered, wanted, work, prepare):
             super().all_reduce(call, buffer, op)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
@@ -234,7 +236,7 @@ class CudaIpcCommunicator(StagedCommunicator):
     # Memory.
 
     def allocate_on(self, call: Call, driver: Driver, device: int, nbytes: int) -> DeviceMemory:
-        return self._met(call, driver, device).segments.allocate(call, nbytes)
+        return self._state(call, driver, device).segments.allocate(call, nbytes)
 
     # The end.
 
@@ -262,9 +264,9 @@ class CudaIpcCommunicator(StagedCommunicator):
     # The implementation.
 
     def _can_reduce(self, flat: DeviceFlat, op: ReduceOp, scales: bool = False) -> bool:
-        """True if a kernel exists. All members return the same."""
+        """Return whether a kernel exists. The result is the same on all members."""
         if op.kind is RedOpType.PREMUL_SUM:
-            # Scaled in its own memory, a small float would be rounded twice.
+            # In-place scaling would round a small float twice.
             rounds_once = reduction_dtype(flat.dtype) == flat.dtype
             if not (scales and rounds_once and np.ndim(op.factor) == 0):
                 return False
@@ -279,10 +281,10 @@ class CudaIpcCommunicator(StagedCommunicator):
         work: _Work,
         prepare: Callable[[_DeviceState], None] | None = None,
     ) -> bool:
-        """Put a call on the stream; False, on all members, when memory cannot be shared."""
+        """Queue a call on the stream. Return False, on all members, if memory cannot be shared."""
         check_one_device(flats)
-        device = self._met(call, flats[0].driver, flats[0].device)
-        # Seldom: memory that calls under way read cannot be closed.
+        device = self._state(call, flats[0].driver, flats[0].device)
+        # Running calls may read the mapped memory, so unmapping must wait for them.
         if device.offers.crowded and self._watchdog.drain(call.deadline.remaining()):
             device.offers.trim()
         sources = device.offers.exchange(call, offered, wanted)
@@ -299,7 +301,7 @@ class CudaIpcCommunicator(StagedCommunicator):
         self._watchdog.add(call, stream.end(call, flats))
         return True
 
-    def _met(self, call: Call, driver: Driver, number: int) -> _DeviceState:
+    def _state(self, call: Call, driver: Driver, number: int) -> _DeviceState:
         self._watchdog.check_for(call)
         self.check_open()
         if self._device is None:
@@ -311,14 +313,14 @@ class CudaIpcCommunicator(StagedCommunicator):
         return self._device
 
     def _check_one_host(self, call: Call) -> None:
-        mine = np.frombuffer(this_machine().encode()[:64].ljust(64), np.uint8)
+        own = np.frombuffer(this_machine().encode()[:64].ljust(64), np.uint8)
         hosts = [np.empty(64, np.uint8) for _ in range(self.size)]
-        self._inner.all_gather(call, hosts, mine)
+        self._inner.all_gather(call, hosts, own)
         for peer, host in enumerate(hosts):
-            if not np.array_equal(host, mine):
+            if not np.array_equal(host, own):
                 raise DistBackendError(
-                    f"{self.membership.describe(peer)} is on another host, and backend 'cuda_ipc'"
-                    " is for the ranks of one; use 'cuda:nccl', or 'cuda:staged'"
+                    f"{self.membership.describe(peer)} is on another host, but backend 'cuda_ipc'"
+                    " needs all ranks on one host; use 'cuda:nccl' or 'cuda:staged'"
                 )
 
 
@@ -329,7 +331,7 @@ def _copy(device: _DeviceState, into: DeviceFlat, source: int) -> None:
 
 
 def _copies_into(outputs: Sequence[DeviceFlat]) -> _Work:
-    """Return the work that copies each member's offer into its output, if there are outputs."""
+    """Return the work that copies member i's offer into ``outputs[i]``; none without outputs."""
 
     def work(device: _DeviceState, sources: list[int]) -> None:
         for output, source in zip(outputs, sources, strict=False):

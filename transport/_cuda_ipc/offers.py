@@ -1,10 +1,10 @@
-"""Offers: before a call, members tell each other which memory to read.
+"""Offers: before a call, members inform each other which memory to read.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-A handle names an allocation, and an array is a part of one, so an offer is a handle, an offset and
-a size. The offers travel on the host, by a collective of the CPU's transport. Its frames carry the
-call's header, which finds members that disagree, are late or are gone.
+An IPC handle identifies a whole allocation, so an offer of an array is a handle, an offset and a
+size. The offers are exchanged on the host, by a collective of the CPU transport. Its frames carry
+the call's header, so it detects mismatched, late and lost members.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from transport._cuda.flat import DeviceFlat
 from transport._cuda_ipc.segments import Segments
 from transport._errors import DistBackendError, HeaderMismatchError
 
-# Handle (CUDA's have 64 bytes) and its length; segment, offset, address; bytes offered to this
-# member, bytes wanted from it; process; whether the memory can be shared.
+# Handle (64 bytes in CUDA) and its length; segment, offset, address; bytes offered to the member,
+# bytes wanted from it; process; whether the memory can be shared.
 _ENTRY = struct.Struct("<64sIiQQQQQ?")
 _NO_SEGMENT = -1
 _OPEN_AT_MOST = 128
 
-# A handle, a segment, an offset, and whether the memory can be shared.
+# Handle, segment, offset, and whether the memory can be shared.
 _Place = tuple[bytes, int, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One member's message to another: the memory to read, and the bytes wanted in return.
+    """One member's message to another: the memory to read, and the number of bytes to be read back.
 
-    The memory is in a ``segment`` of symmetric memory, or behind ``handle``.
+    The memory is in a ``segment`` of symmetric memory, or in the allocation of ``handle``.
     """
 
     handle: bytes
@@ -57,13 +57,13 @@ class Offer:
 
     @classmethod
     def unpack(cls, data: bytes) -> Offer:
-        """Return the offer in ``data``."""
-        handle, length, *rest = _ENTRY.unpack(data)
-        return cls(handle[:length], *rest)
+        """Return the offer that ``data`` encodes."""
+        handle, length, *others = _ENTRY.unpack(data)
+        return cls(handle[:length], *others)
 
 
 class Offers:
-    """One member's side of the exchange, and the peers' memory that it has opened."""
+    """One member's end of the exchange, with its mappings of the peers' memory."""
 
     def __init__(
         self, inner: Communicator, driver: Driver, device: int, segments: Segments
@@ -78,19 +78,19 @@ class Offers:
     def exchange(
         self, call: Call, offered: Sequence[DeviceFlat | None], wanted: Sequence[int]
     ) -> list[int] | None:
-        """Offer ``offered[i]`` to member i; return the address of ``wanted[i]`` bytes of each.
+        """Offer ``offered[i]`` to member i; return the address of member i's ``wanted[i]`` bytes.
 
-        None, on all members, when some memory cannot be shared. Raises HeaderMismatchError when a
-        member offers or wants another size.
+        Returns None, on all members, if some memory cannot be shared. Raises HeaderMismatchError if
+        a member offers or wants another size.
         """
         size = self._inner.size
         places: dict[tuple[int, int], _Place] = {}
-        mine = b"".join(
+        own = b"".join(
             self._offer(flat, nbytes, places).pack()
             for flat, nbytes in zip(offered, wanted, strict=True)
         )
-        records = [np.empty(len(mine), np.uint8) for _ in range(size)]
-        self._inner.all_gather(call, records, np.frombuffer(mine, np.uint8))
+        records = [np.empty(len(own), np.uint8) for _ in range(size)]
+        self._inner.all_gather(call, records, np.frombuffer(own, np.uint8))
         table = [
             [
                 Offer.unpack(record[i * _ENTRY.size : (i + 1) * _ENTRY.size].tobytes())
@@ -111,7 +111,7 @@ class Offers:
             opened.clear()
 
     def hold(self) -> None:
-        """Keep the present mappings until ``close``."""
+        """Keep the present mappings until ``close``; ``trim`` ignores them."""
         self._held.update(self._opened)
         self._opened.clear()
 
@@ -121,7 +121,7 @@ class Offers:
         wanted: int,
         places: dict[tuple[int, int], _Place],
     ) -> Offer:
-        """Return the offer of ``flat``; ``places`` caches those of this call by address."""
+        """Return the offer of ``flat``; ``places`` caches places during a call."""
         process = self._driver.process_id()
         if flat is None or not flat.size:
             return Offer(b"", _NO_SEGMENT, 0, 0, 0, wanted, process, True)
@@ -145,14 +145,14 @@ class Offers:
     def _check(self, call: Call, table: list[list[Offer]], wanted: Sequence[int]) -> None:
         rank, membership = self._inner.rank, self._inner.membership
         for peer, offers in enumerate(table):
-            theirs, name = offers[rank], membership.describe(peer)
-            gives = table[rank][peer].nbytes
-            if theirs.nbytes != wanted[peer]:
-                text = f"{name} sent {theirs.nbytes} bytes in {call.header}"
+            offer, name = offers[rank], membership.describe(peer)
+            offered = table[rank][peer].nbytes
+            if offer.nbytes != wanted[peer]:
+                text = f"{name} sent {offer.nbytes} bytes in {call.header}"
                 text += f", expected {wanted[peer]} bytes"
-            elif theirs.wanted != gives:
-                text = f"{name} expects {theirs.wanted} bytes of this rank in {call.header},"
-                text += f" which has {gives} bytes"
+            elif offer.wanted != offered:
+                text = f"{name} expects {offer.wanted} bytes from this rank in {call.header},"
+                text += f" but this rank sends {offered} bytes"
             else:
                 continue
             raise HeaderMismatchError(text, peer, call.header, call.header)
@@ -161,7 +161,7 @@ class Offers:
         if offer.segment != _NO_SEGMENT:
             return self._segments.address(peer, offer.segment) + offer.offset
         if offer.process == self._driver.process_id() or not offer.nbytes:
-            return offer.address  # a process cannot open its own handles
+            return offer.address  # A process cannot open its own handles.
         key = (offer.process, offer.handle)
         base = self._held.get(key)
         if base is None:
@@ -173,11 +173,11 @@ class Offers:
 
     @property
     def crowded(self) -> bool:
-        """True if enough mappings are open that ``trim`` should be called."""
+        """True if so many mappings are open that the caller should call ``trim``."""
         return len(self._opened) > _OPEN_AT_MOST
 
     def trim(self) -> None:
-        """Unmap the less recently used half; no call may be under way."""
+        """Unmap the least recently used mappings. No call may be running."""
         while len(self._opened) > _OPEN_AT_MOST // 2:
             _, base = self._opened.popitem(last=False)
             self._driver.close(base, self._device)

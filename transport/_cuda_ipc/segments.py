@@ -1,11 +1,11 @@
-"""Symmetric memory on devices: allocations whose handles the members have exchanged.
+"""Symmetric memory on devices: allocations whose IPC handles the members have exchanged.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-A segment has one number and one capacity on all members. Memory inside it is named by number and
-offset, without asking the driver. A segment is used again once it is free on all members: each
-allocation announces this member's free ones. It is freed only with the process, because peers may
-map it as long as they live.
+A segment has the same number and capacity on all members. Its number and an offset identify memory
+in it, without a driver call. A segment is reused once it is free on all members: with each
+allocation, members exchange which segments are free. It is deallocated only when its process exits,
+because peers may have it mapped until they exit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from transport._communicators.base import Communicator
 from transport._cuda.driver import CudaEvent, DeviceMemory, Driver
 from transport._errors import DistBackendError
 
-# Handle (CUDA's have 64 bytes) and its length; offset, address, process; whether it can be shared;
-# the free ones among the first segments, as bits.
+# Handle (64 bytes in CUDA) and its length; offset, address, process; whether the member allocated a
+# new segment; a bit for each of the first segments that is free.
 _RECORD = struct.Struct("<64sIQQQ?32s")
 _COMPARED = 256
 _SMALL, _LARGE = 512, 2 << 20
@@ -32,7 +32,7 @@ _SMALL, _LARGE = 512, 2 << 20
 
 @dataclass(slots=True, eq=False)
 class _DeviceAllocation:
-    """An allocation, and the address of each member's here (empty: it cannot be shared)."""
+    """An allocation, and where this process maps each member's (empty: it cannot be shared)."""
 
     memory: DeviceMemory
     capacity: int
@@ -42,7 +42,7 @@ class _DeviceAllocation:
 
 
 class SegmentLease:
-    """The right to use a segment's memory, until its last reference is gone."""
+    """The use of a segment's memory; releases the segment with its last reference."""
 
     def __init__(self, segments: Segments, number: int, pointer: int, nbytes: int) -> None:
         self.pointer = pointer
@@ -51,7 +51,7 @@ class SegmentLease:
         self._number = number
 
     def __del__(self) -> None:
-        self._segments.give_back(self._number)
+        self._segments.release(self._number)
 
 
 class Segments:
@@ -67,7 +67,10 @@ class Segments:
         self._places: list[tuple[int, int]] = []
 
     def allocate(self, call: Call, nbytes: int) -> DeviceMemory:
-        """Return ``nbytes`` in a segment; all members call. Ordinary memory if none is shared."""
+        """Return ``nbytes`` of a segment, or unshared memory if sharing is impossible.
+
+        All members must call it.
+        """
         step = _SMALL if nbytes <= _LARGE else _LARGE
         capacity = max(-(-nbytes // step), 1) * step
         free = self._free()
@@ -78,7 +81,7 @@ class Segments:
         return SegmentLease(self, number, segment.memory.pointer, nbytes)
 
     def find(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
-        """Return the number and offset of the segment that contains this memory, if any."""
+        """Return the number of the segment that contains this memory and the offset, or None."""
         with self._lock:
             at = bisect_right(self._places, (pointer, len(self._segments))) - 1
             if at < 0:
@@ -89,22 +92,22 @@ class Segments:
         return (number, pointer - start) if inside and segment.addresses else None
 
     def address(self, member: int, number: int) -> int:
-        """Return the address of the segment of ``member`` in this process."""
+        """Return the address at which this process maps segment ``number`` of ``member``."""
         return self._segments[number].addresses[member]
 
-    def give_back(self, number: int) -> None:
-        """Release the memory for later work, behind the current stream's present work."""
+    def release(self, number: int) -> None:
+        """Free the segment for reuse after the work that is now on the current stream."""
         event: CudaEvent | None = None
-        with suppress(Exception):  # of a device that failed, or at exit, nothing is used again
+        with suppress(Exception):  # After a device failure, or at exit, it is not reused.
             event = self._driver.create_event(self._device)
             event.record(self._driver.current_stream(self._device))
-        # No lock: this may run in any thread, in the middle of anything.
+        # No lock, because the garbage collector may run this while its thread holds the lock.
         segment = self._segments[number]
         segment.last_use = event
         segment.in_use = event is None
 
     def close(self) -> None:
-        """Unmap the peers' memory; this member's stays until its process ends."""
+        """Unmap the peers' memory. This member's memory stays allocated until its process exits."""
         with self._lock:
             opened, self._opened = self._opened, []
         for base in opened:
@@ -122,9 +125,10 @@ class Segments:
         ]
 
     def _agree(self, call: Call, capacity: int, free: list[int]) -> int:
-        """Return the number of a segment that is free on all members, or of a new one.
+        """Return the number of a segment that is free on all members, or of a new segment.
 
-        A new one is allocated before its need is known, which saves a second exchange.
+        A member without a free segment allocates one before the exchange, which often saves a
+        second exchange.
         """
         bits = np.zeros(_COMPARED, np.uint8)
         bits[free] = 1
@@ -142,7 +146,7 @@ class Segments:
             if all(record[5] for record in records):
                 assert memory is not None
                 return self._add(memory, capacity, records)
-            # A member had a free segment, which is in use elsewhere.
+            # Some member has a free segment that is in use on another member.
             if memory is None:
                 memory = self._driver.allocate(capacity, self._device)
             bits[:] = 0
@@ -158,7 +162,7 @@ class Segments:
             with suppress(DistBackendError):
                 handle, offset = self._driver.share(memory.pointer)
         address = 0 if memory is None else memory.pointer
-        mine = _RECORD.pack(
+        own = _RECORD.pack(
             handle,
             len(handle),
             offset,
@@ -167,8 +171,8 @@ class Segments:
             memory is not None,
             np.packbits(bits).tobytes(),
         )
-        rows = [np.empty(len(mine), np.uint8) for _ in range(self._inner.size)]
-        self._inner.all_gather(call, rows, np.frombuffer(mine, np.uint8))
+        rows = [np.empty(len(own), np.uint8) for _ in range(self._inner.size)]
+        self._inner.all_gather(call, rows, np.frombuffer(own, np.uint8))
         return [_RECORD.unpack(row.tobytes()) for row in rows]
 
     def _add(
@@ -178,10 +182,10 @@ class Segments:
         records: list[tuple[bytes, int, int, int, int, bool, bytes]],
     ) -> int:
         addresses: list[int] = []
-        process = self._driver.process_id()
+        own_process = self._driver.process_id()
         if all(length for _, length, *_ in records):
-            for handle, length, offset, address, theirs, _, _ in records:
-                if theirs == process:
+            for handle, length, offset, address, process, _, _ in records:
+                if process == own_process:
                     addresses.append(address)
                     continue
                 base = self._driver.open(handle[:length], self._device)

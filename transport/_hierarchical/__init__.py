@@ -1,4 +1,4 @@
-"""Groups over several hosts: inside each host by shared memory, between hosts by TCP."""
+"""Groups over several hosts: shared memory inside each host, TCP between hosts."""
 
 from transport._hierarchical.communicator import HierarchicalCommunicator
 

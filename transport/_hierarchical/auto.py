@@ -1,4 +1,4 @@
-"""The backend ``auto``: chooses a group's communicator by where its members are."""
+"""The backend ``auto``, which chooses a group's communicator by its members' hosts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LOGGER = logging.getLogger("meshlib.transport")
 
 
 def choose(membership: Membership, table: Thresholds | None = None) -> Communicator:
-    """Return the communicator of one of at least two members, whose ``places`` are known.
+    """Return the communicator for ``membership``, whose ``places`` must be known.
 
-    Members on one host share memory. On several hosts they share memory inside each, and use TCP
-    between hosts. Where each is on a host of its own, or the members of the only host cannot share
-    memory, they use TCP alone. ``table`` chooses algorithms (default: the job's tuning).
+    Members on one host use shared memory; members on different hosts use TCP. All use TCP if each
+    has a host of its own, or if the members of a single host cannot share memory. ``table`` chooses
+    the algorithms (default: the job's tuning).
     """
     placement = MembersByHost.of(membership.places)
     host, _ = placement.find(membership.rank)
@@ -39,8 +39,8 @@ def choose(membership: Membership, table: Thresholds | None = None) -> Communica
 
 
 def _note_obstacle(membership: Membership) -> None:
-    """Say once a host why its ranks do not share memory."""
+    """Log, once for each host, why its ranks do not share memory."""
     obstacle = membership.places[membership.rank].obstacle
     is_first = os.environ.get(environment.LOCAL_RANK, "0") == "0"
     if obstacle and is_first and membership.runtime.note_once(obstacle):
-        _LOGGER.warning("ranks of this host use TCP: %s", obstacle)
+        _LOGGER.warning("ranks of this host use TCP instead of shared memory: %s", obstacle)

@@ -23,21 +23,22 @@ _LOGGER = logging.getLogger("meshlib.transport")
 
 
 class TwoLevels(Copies, Reductions):
-    """Every collective on two levels."""
+    """All collectives on two levels."""
 
 
 class HierarchicalCommunicator(TwoLevels, Communicator):
-    """Collectives and messages inside each host by ``near``, between hosts by ``far``.
+    """Collectives and messages through ``near`` inside a host, and through ``far`` between hosts.
 
-    ``near`` connects the members on this host. It is None if they share no memory, or where there
-    is one only. ``far`` connects all members. Messages from everybody arrive in its mailbox.
-    ``placement`` has several members on some host, or several hosts at some of several sites.
+    ``near`` connects the members on this host. It is None if they cannot share memory, or if this
+    rank is the only member on its host. ``far`` connects all members; its mailbox receives the
+    messages of all of them. ``placement`` has a host with several members, or a site with several
+    hosts.
 
-    Where hosts have sites (``MESHLIB_SITE``), there are three levels: a site is to the others what
-    a host is, and on two levels itself. The order of addition is that of all transports, wherever
-    ranks are; it is cheap where each host has a block of it (``hierarchical/sums.py``).
+    If the hosts have sites (``MESHLIB_SITE``), there are three levels: members are grouped by site
+    first, then by host. The order of addition does not depend on the placement. It is cheap if each
+    host's ranks are a block of it (``_hierarchical/sums.py``).
 
-    ``table`` chooses algorithms (default: the job's tuning).
+    ``table`` chooses the algorithms (default: the job's tuning).
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
         self._note_sums(self, "hosts" if sites.spread is not Spread.LEVELS else "sites")
 
     def _note_sums(self, levels: Levels, what: str) -> None:
-        """Say so where ranks are numbered such that more sums than one a host cross."""
+        """Log if the numbering of the ranks makes more than one sum for each host cross."""
         if not levels.one_tree and self.rank == 0:
             _LOGGER.info(
-                "%s: the %s' ranks %s are no equal blocks of the order of addition, so %d sums"
-                " cross between them where one each would do; number ranks so that each has a power"
-                " of two of them in a row",
+                "%s: the %s' ranks %s are not equal blocks of the order of addition, so %d sums"
+                " cross between them instead of one for each; to avoid this, number the ranks so"
+                " that each has a power of two of consecutive ranks",
                 self.membership.group,
                 what,
                 " | ".join(str(list(ranks)) for ranks in levels.hosts),
@@ -84,14 +85,14 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
             )
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
-        """See ``Communicator.allocate``: what the members on one host share."""
-        self.barrier(call)  # all hosts learn whether all members want the same
+        """See ``Communicator.allocate``. The members on one host share the memory."""
+        self.barrier(call)  # Its headers reveal members on other hosts that disagree.
         if self._near is None:
             return np.empty(count, dtype)
         return self._near.allocate(call, count, dtype)
 
     def share(self, call: Call, sizes: Sequence[int]) -> list[Flat | None]:
-        """See ``Communicator.share``: the members on one host share it."""
+        """See ``Communicator.share``. The members on one host share the memory."""
         return super().share(call, sizes) if self._near is None else self._near.share(call, sizes)
 
     def check_peer(self, peer: int) -> None:
@@ -115,7 +116,7 @@ class HierarchicalCommunicator(TwoLevels, Communicator):
         return self._towards(src).recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
-        # Not via the memory, which knows nothing of what is on its way by TCP.
+        # Not always ``near``, which does not see messages that are in flight over TCP.
         self._towards(peer).lose(peer, reason)
 
     def message_rings(self) -> tuple[object, ...] | None:

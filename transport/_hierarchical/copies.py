@@ -1,7 +1,7 @@
-"""Collectives that copy, on two levels: data for all members of a host crosses the network once.
+"""Copying collectives on two levels: data for all members of a host crosses the network once.
 
-Every call begins with a step among the members of each host, even without data to exchange. Members
-that disagree about the call detect it there, instead of waiting for each other on two levels.
+Every call begins with a step among the members of each host, even without data to exchange. This
+step detects mismatched calls; without it, members could wait for each other on different levels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARRIVING, _SENT = range(2)
 
 
 class Copies(Levels):
-    """The collectives that copy."""
+    """The collectives that only copy."""
 
     def barrier(self, call: Call) -> None:
         self.inside.barrier(call)
@@ -32,8 +32,8 @@ class Copies(Levels):
         self.inside.barrier(call)
 
     def broadcast(self, call: Call, buffer: Flat, root: int) -> None:
-        # A segment of each slice at a time: while they cross, the next ones go round on the root's
-        # host, and those before on the others. Nobody waits for an answer.
+        # Broadcasts a segment of each slice at a time, in a pipeline: while segments cross, the
+        # root's host broadcasts the next segments, and the other hosts the previous ones.
         if self.placement.find(root)[0] != self.host:
             self.inside.barrier(call)
         slices = self.slices(buffer.nbytes)
@@ -63,9 +63,9 @@ class Copies(Levels):
             self._gather_from_other_hosts(call, parts, slices)
 
     def _gather_from_other_hosts(self, call: Call, parts: Sequence[Flat], slices: int) -> None:
-        """Send other hosts what this one has of ``parts``, a part a member, and receive the rest.
+        """Send this host's ``parts``, one for each member, to the other hosts; receive theirs.
 
-        What arrives is packed by the slice that carries it across, then by host, then by member.
+        Arriving parts are packed by the slice that carries them, then by host, then by member.
         """
         inside, index, dtype = self.inside, self.index, parts[0].dtype
         others = [host for host in range(len(self.hosts)) if host != self.host]
@@ -103,7 +103,7 @@ class Copies(Levels):
         return packed
 
     def gather(self, call: Call, outputs: Sequence[Flat] | None, input_: Flat, root: int) -> None:
-        # From other hosts straight to the root: every byte crosses the network once in any case.
+        # Other hosts send straight to the root, because every byte crosses the network only once.
         root_host, root_index = self.placement.find(root)
         if self.host != root_host:
             self.inside.barrier(call)
@@ -128,16 +128,14 @@ class Copies(Levels):
             wait_all([link.post_send(call, as_bytes(inputs[m])) for link, m in targets])
 
     def _links_elsewhere(self, root: int, call: Call) -> list[tuple[Link, int]]:
-        """Return the links to the members on other hosts, in the order of the ranks from ``root``
-        on.
-        """
+        """Return the links to the members on other hosts, in rank order starting at ``root``."""
         ranks = [(root + step) % self.size for step in range(1, self.size)]
         members = [rank for rank in ranks if rank not in self.local]
         self.whole.reach(members, call)
         return [(self.whole.link(member, call), member) for member in members]
 
     def all_to_all(self, call: Call, outputs: Sequence[Flat], inputs: Sequence[Flat]) -> None:
-        # Between hosts pairwise: no two members want the same bytes, so no way saves any.
+        # Pairwise between hosts: every member gets different bytes, so two levels would save none.
         near = [[parts[member] for member in self.local] for parts in (outputs, inputs)]
         self.inside.all_to_all(call, *near)
         targets = [member for _, member in self._links_elsewhere(self.rank, call)]

@@ -1,4 +1,4 @@
-"""Predicted times of collectives over several hosts: on two levels, and on one."""
+"""Predicted times of collectives over several hosts, on two levels and on one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from transport._choosing.choice import Algorithm, Thresholds
 from transport._choosing.cost import Cost, work_of
 
 _STEPS_INSIDE = 2
-"""A collective in shared memory waits twice: all are there; all have what they need."""
+"""A collective in shared memory waits for all members twice: to begin reading and to end."""
 
 
 def inside_bytes(kind: Kind, nbytes: int, size: int) -> float:
-    """Return how many bytes one of ``size`` members reads in shared memory: what it stages, and
-    what it takes of what the others have staged.
+    """Return the bytes that one of ``size`` members reads in shared memory: the bytes that it
+    stages, and those that it reads from the other members' stages.
 
-    ``nbytes`` is the size of each member's input, as in ``work_of``.
+    ``nbytes`` is the size of each member's input, as in ``work_of``. Raises ValueError for a
+    ``kind`` that is not used inside a host.
     """
     others = (size - 1) / size * nbytes
     match kind:
@@ -24,7 +25,7 @@ def inside_bytes(kind: Kind, nbytes: int, size: int) -> float:
             return 0
         case Kind.BROADCAST:
             return nbytes
-        case Kind.ALL_REDUCE:  # a reduce-scatter, and an all-gather of the parts
+        case Kind.ALL_REDUCE:  # A reduce-scatter, and an all-gather of the parts.
             return nbytes + others + nbytes / size + others
         case Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
             return nbytes + others
@@ -36,7 +37,7 @@ def inside_bytes(kind: Kind, nbytes: int, size: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``hosts`` of ``ranks_per_host`` each, numbered host by host."""
+    """A job on ``hosts`` with ``ranks_per_host`` each, numbered host by host."""
 
     hosts: int
     ranks_per_host: int
@@ -49,8 +50,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class CollectivePhase:
-    """A collective ``inside`` hosts, or else between one member of each; each of its frames goes in
-    so many ``turns``.
+    """A collective ``inside`` each host, or else between one member of each host. Each frame is
+    sent in ``turns`` pieces.
     """
 
     inside: bool
@@ -60,10 +61,11 @@ class CollectivePhase:
 
 
 def phases(kind: Kind, nbytes: int, shape: Shape) -> list[CollectivePhase]:
-    """Return the successive stages of the hierarchical transport for a large call.
+    """Return the phases of the hierarchical transport for a large call, in order.
 
-    The slices that cross the network share a network card: together they take as long as the whole
-    between one member of each host, which is what is returned.
+    All slices cross the network through one network card of each host. They are therefore returned
+    as one phase with all the data, between one member of each host. Raises ValueError for a
+    ``kind`` without phases.
     """
     ranks = shape.ranks_per_host
     share = -(-nbytes // ranks)
@@ -74,7 +76,7 @@ def phases(kind: Kind, nbytes: int, shape: Shape) -> list[CollectivePhase]:
                 CollectivePhase(False, kind, 0),
                 CollectivePhase(True, kind, 0),
             ]
-        case Kind.BROADCAST:  # the root's host copies meanwhile
+        case Kind.BROADCAST:  # The root's host copies at the same time.
             return [
                 CollectivePhase(False, kind, nbytes),
                 CollectivePhase(True, Kind.ALL_GATHER, share),
@@ -102,12 +104,12 @@ def phases(kind: Kind, nbytes: int, shape: Shape) -> list[CollectivePhase]:
                 CollectivePhase(False, kind, ranks * nbytes, turns=ranks),
             ]
         case _:
-            raise ValueError(f"no phases are known of {kind.name}")
+            raise ValueError(f"{kind.name} has no phases")
 
 
 @dataclass(frozen=True, slots=True)
 class HostsCost:
-    """The costs inside a host, and between hosts, each of which has one network card."""
+    """The costs inside a host, and between hosts with one network card each."""
 
     inside: Cost
     across: Cost
@@ -117,7 +119,7 @@ class HostsCost:
         return sum(self._phase(phase, shape, table) for phase in phases(kind, nbytes, shape))
 
     def on_one_level(self, kind: Kind, nbytes: int, shape: Shape, table: Thresholds) -> float:
-        """Return the seconds that ``kind`` takes where all ranks use the network alike."""
+        """Return the seconds that ``kind`` takes if all ranks use the network alike."""
         work = work_of(kind, nbytes, shape.ranks, table)
         path = self.across.path_seconds(work)
         through_card = work.nbytes * _crossing(work.algorithm, shape) / shape.hosts
@@ -137,9 +139,10 @@ class HostsCost:
 
 
 def _crossing(algorithm: Algorithm, shape: Shape) -> float:
-    """Return the share of all bytes that leave a host.
+    """Return the share of all sent bytes that leave a host.
 
-    Neighbours leave it at its end alone. Halving gets there with a part for each rank of a host.
+    In a ring or a chain, only one rank of a host sends to another host. Halving sends to other
+    hosts only after its exchanges inside a host.
     """
     if shape.hosts == 1:
         return 0.0

@@ -10,7 +10,7 @@ from transport._place import Place
 
 
 class Spread(enum.Enum):
-    """The distribution of a group's members over hosts. It decides whether there are levels."""
+    """The distribution of a group's members over hosts, which decides the number of levels."""
 
     TOGETHER = "all on one host"
     APART = "each on a host of its own"
@@ -21,9 +21,9 @@ class Spread(enum.Enum):
 class MembersByHost:
     """The members of a group by host (``Place.machine``).
 
-    ``hosts[a]`` are the group ranks on host a, rising. The hosts are ordered by their first ranks.
-    ``memory[a]`` says whether host a has several members, all of which can share memory.
-    Host a is at site ``sites[a]``, that of its first member.
+    ``hosts[a]`` has the group ranks on host a, ascending. Hosts are ordered by their first ranks.
+    ``memory[a]`` is true if host a has several members and all can share memory. ``sites[a]`` is
+    the site of host a's first member.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -32,7 +32,7 @@ class MembersByHost:
 
     @classmethod
     def of(cls, members: Sequence[Place]) -> MembersByHost:
-        """Return how ``members``, by group rank, are placed."""
+        """Return the placement of ``members``, in order of their group ranks."""
         by_machine: dict[str, list[int]] = {}
         for rank, place in enumerate(members):
             by_machine.setdefault(place.machine, []).append(rank)
@@ -50,7 +50,7 @@ class MembersByHost:
         return Spread.APART if all(len(r) == 1 for r in self.hosts) else Spread.LEVELS
 
     def by_site(self) -> MembersByHost:
-        """Return the same as if each site were a host, whose members cannot share memory."""
+        """Return the placement by site: each site counts as a host without shared memory."""
         by_site: dict[str, list[int]] = {}
         for ranks, site in zip(self.hosts, self.sites, strict=True):
             by_site.setdefault(site, []).extend(ranks)
@@ -58,14 +58,17 @@ class MembersByHost:
         return MembersByHost(tuple(found), (False,) * len(found), ("",) * len(found))
 
     def within(self, members: tuple[int, ...]) -> MembersByHost:
-        """Return how some ``members``, all those of a few hosts, are placed, by their numbers."""
+        """Return the placement of ``members``, all those of some hosts, by place in ``members``."""
         kept = [host for host, ranks in enumerate(self.hosts) if ranks[0] in members]
         hosts = tuple(tuple(map(members.index, self.hosts[host])) for host in kept)
         memory = tuple(self.memory[host] for host in kept)
         return MembersByHost(hosts, memory, tuple(self.sites[host] for host in kept))
 
     def find(self, rank: int) -> tuple[int, int]:
-        """Return on which host a member is, and which one it is there."""
+        """Return the number of a member's host, and the member's index there.
+
+        Raises ValueError for a rank that is not a member.
+        """
         for number, ranks in enumerate(self.hosts):
             if rank in ranks:
                 return number, ranks.index(rank)

@@ -1,4 +1,4 @@
-"""A group over several hosts as one member sees it: its peers on each level."""
+"""One member's peers on each level of a group over several hosts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from transport._operands.order import Subtree, are_one_tree, subtrees
 from transport._operands.reduce_op import Flat
 
 _CHUNK_SEGMENTS = 16
-# Each chunk of an all_gather or a reduce_scatter waits for one crossing.
+# Larger, because each chunk of an all_gather or a reduce_scatter waits for one network latency.
 _CHUNK_SEGMENTS_BETWEEN_SITES = 128
 
 Tables = Callable[[str, int], Thresholds]
-"""The thresholds of a transport, by its name in the tuning, for a number of ranks."""
+"""Returns the thresholds of a transport, by its name in the tuning, for a number of ranks."""
 
 
 class Selection(LinkCollectives):
-    """The collectives of the ``members`` (ranks of ``whole``, this one among them) that are chosen.
+    """Collectives among selected ``members``: ranks of ``whole``, including this one.
 
-    A rank here is a member's place among them; ``whole`` may be a selection itself. Errors speak of
-    the ranks of the whole group. Making one sends nothing, and links that were opened before are
-    used again.
+    Ranks of the selection are places in ``members``, but errors name the ranks of the whole group.
+    ``whole`` may itself be a selection. Creating a selection sends nothing; it reuses open links.
     """
 
     def __init__(
@@ -54,12 +53,12 @@ class Selection(LinkCollectives):
 
 
 class Levels(BufferCollectives):
-    """``inside`` reaches the members on this host; ``across`` gives those who cross the network.
+    """A member's peers: ``inside`` its host, and ``across`` hosts.
 
-    ``whole`` connects all members. Those on this host are connected by ``near``, if it is given:
-    by shared memory. Where a host stands for a site, they are connected on two levels again. Data
-    is cut into slices, and slice s crosses the network between the members that are number s on
-    their host; this rank is number ``index`` of ``local`` on ``host``.
+    ``whole`` connects all members. ``near``, if given, connects the members on this host by shared
+    memory. If a host here is really a site, its members are in turn connected on two levels. Data
+    is cut into slices. Slice s crosses the network between the members with index s on their hosts;
+    this rank has index ``index`` among the members ``local`` of ``host``.
     """
 
     def __init__(
@@ -84,13 +83,13 @@ class Levels(BufferCollectives):
             subtrees(ranks, self.size) for ranks in self.hosts
         )
         self.blocks = self.blocks_by_host[self.host]
-        """The subtrees of the order of addition that this host's members are."""
+        """The subtrees of the order of addition that consist of this host's members."""
         self.all_blocks = sorted(block for blocks in self.blocks_by_host for block in blocks)
         self.one_tree: bool = are_one_tree(self.hosts)
-        """True if the sums of hosts are added as those of a group of one rank each are."""
+        """True if the hosts' sums are added in the order of a group with one rank on each host."""
         segments = _CHUNK_SEGMENTS_BETWEEN_SITES if between_sites else _CHUNK_SEGMENTS
         self.chunk_bytes: int = segments * self.table.segment
-        """The bytes that an operation in scratch memory works on at a time."""
+        """The bytes processed at a time by operations that need scratch memory."""
         self._most_slices = min(len(ranks) for ranks in self.hosts)
         self._tables = tables
         self._selections: dict[tuple[int, ...], Selection] = {}
@@ -100,25 +99,25 @@ class Levels(BufferCollectives):
         )
 
     def chunks(self, count: int, itemsize: int) -> list[tuple[int, int]]:
-        """Return where the chunks of ``count`` elements begin and end."""
+        """Return the start and stop of each chunk of ``count`` elements."""
         chunks = segments_of(count * itemsize, self.chunk_bytes)
         return [part_bounds(count, chunks, chunk) for chunk in range(chunks)]
 
     def slices(self, nbytes: int) -> int:
-        """Return into how many slices ``nbytes`` are cut: one, if they are few."""
+        """Return the number of slices for ``nbytes``: one up to ``one_slice`` bytes."""
         return 1 if nbytes <= self.table.one_slice else self._most_slices
 
     def across(self, number: int) -> Selection:
-        """Return the members, one on each host, that exchange slice ``number`` over the network.
+        """Return the selection that exchanges slice ``number`` over the network.
 
-        This rank must be one of them. A member's place among them is the number of its host.
+        It has one member of each host, in the order of the hosts, and must include this rank.
         """
         across = self.select(tuple(ranks[number] for ranks in self.hosts))
         across.compression = self.whole.compression
         return across
 
     def cut(self, buffer: Flat, slices: int) -> list[Flat]:
-        """Return the slice of ``buffer`` for each member of this host; some slices may be empty."""
+        """Return the slice of ``buffer`` for each member of this host; surplus ones are empty."""
         parts = [buffer[slice(*part_bounds(buffer.size, slices, s))] for s in range(slices)]
         return parts + [buffer[:0]] * (len(self.local) - slices)
 
@@ -128,7 +127,7 @@ class Levels(BufferCollectives):
         return ranks[slice(*part_bounds(len(ranks), slices, number))]
 
     def select(self, members: tuple[int, ...]) -> Selection:
-        """Return ``members``, this rank among them, connected as the whole group is."""
+        """Return the selection of ``members``, which must include this rank, over ``whole``."""
         selection = self._selections.get(members)
         if selection is None:
             table = self._tables(self.whole.tuned_as, len(members))

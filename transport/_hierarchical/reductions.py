@@ -1,9 +1,9 @@
-"""Reductions on two levels: first inside each host, then across, then inside again.
+"""Reductions on two levels: first inside each host, then across hosts, then inside again.
 
-Slices follow the multi-rail scheme of Thakur, Rabenseifner and Gropp (2005), as NCCL and Horovod
-do on several hosts. Each member of a host reduces one slice, and all of them talk to other hosts
-at the same time. Data is reduced inside a host before it crosses the network, in the reduction
-dtype: floats of 8 and 16 bits are rounded once, at the end.
+Like NCCL and Horovod on several hosts, this cuts the data into slices, the multi-rail scheme of
+Thakur, Rabenseifner and Gropp (2005). Each member of a host reduces one slice, and all members
+exchange theirs with other hosts at the same time. Data is reduced inside a host before it crosses
+the network, in the reduction dtype; floats of 8 and 16 bits are rounded once, at the end.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from transport._operands.quiet import quietly
 from transport._operands.reduce_op import Flat, ReduceOp, reduction_dtype
 
 # Slots of ``Levels.scratch``.
-_LOADED, _OWN, _PACKED, _MINE, _ROUNDED = range(5)
+_LOADED, _OWN, _PACKED, _PORTION, _ROUNDED = range(5)
 
 
 class Reductions(Levels):
-    """The collectives that add."""
+    """The collectives that reduce."""
 
     @quietly
     def all_reduce(self, call: Call, buffer: Flat, op: ReduceOp) -> None:
@@ -40,10 +40,10 @@ class Reductions(Levels):
             self._all_reduce(call, operand.load(buffer, start, stop), buffer[start:stop], part)
 
     def _all_reduce(self, call: Call, total: Flat, result: Flat, op: ReduceOp) -> None:
-        """Write the sum of ``total``, which is prepared, to ``result``: itself, or a narrower."""
+        """Write the sum of the prepared ``total`` to ``result``, which may be ``total``."""
         inside = self.inside
         slices = self.slices(total.nbytes)
-        one = sums.have_one(self, total.nbytes // slices, total.dtype, op)
+        one = sums.one_sum_each(self, total.nbytes // slices, total.dtype, op)
         totals = self.cut(total, slices)
         results = totals if result is total else self.cut(result, slices)
         own = self.index
@@ -74,7 +74,7 @@ class Reductions(Levels):
             if not same:
                 store(result, total)
             return
-        # Rounded before it is gathered: half of the way, narrow data travels.
+        # Rounding the sum before the all-gather makes its frames smaller.
         bounds = [part_bounds(total.size, across.size, host) for host in range(across.size)]
         totals = [total[start:stop] for start, stop in bounds]
         results = [result[start:stop] for start, stop in bounds]
@@ -134,7 +134,7 @@ class Reductions(Levels):
     ) -> None:
         """Reduce elements ``bounds[i]`` of ``inputs[i]`` to member i.
 
-        They are packed by the slice that carries them across, then by host, then by member.
+        Inputs are packed by the slice that carries them, then by host, then by member.
         """
         index, hosts = self.index, range(len(self.hosts))
         sizes = [stop - start for start, stop in bounds]
@@ -152,28 +152,30 @@ class Reductions(Levels):
             slice_ends.append(end)
         portions = [packed[begin:end] for begin, end in pairwise(slice_ends)]
         portions += [packed[:0]] * (len(self.local) - slices)
-        mine = self.scratch.flat(_MINE, operand.dtype, portions[index].size)
-        one = sums.have_one(self, packed.nbytes // slices, packed.dtype, op)
-        found = sums.scatter_inside(self, call, mine, portions, op, one)
-        reduced = mine[:0]
+        own = self.scratch.flat(_PORTION, operand.dtype, portions[index].size)
+        one = sums.one_sum_each(self, packed.nbytes // slices, packed.dtype, op)
+        found = sums.scatter_inside(self, call, own, portions, op, one)
+        reduced = own[:0]
         if index < slices:
             across, ends = self.across(index), [0, *accumulate(host_sizes)]
-            by_host = [mine[begin:end] for begin, end in pairwise(ends)]
+            by_host = [own[begin:end] for begin, end in pairwise(ends)]
             reduced = by_host[self.host]
             if one:
                 across.reduce_scatter(call, reduced, by_host, op.plain)
             else:
-                # Finished where it belongs.
+                # ``op.plain``: the member that owns the block calls ``op.finish`` below.
                 sums.scatter_across(self, across, call, found, [*pairwise(ends)], reduced, op.plain)
         if slices < len(self.local):
-            reduced = self._hand_over(call, reduced, sizes, slices)
+            reduced = self._distribute_blocks(call, reduced, sizes, slices)
         op.finish(reduced, self.size)
         store(result, reduced)
 
-    def _hand_over(self, call: Call, reduced: Flat, sizes: Sequence[int], slices: int) -> Flat:
-        """Give the members of this host the blocks that one of them has ``reduced`` for them.
+    def _distribute_blocks(
+        self, call: Call, reduced: Flat, sizes: Sequence[int], slices: int
+    ) -> Flat:
+        """Send the members of this host their blocks, which one member has ``reduced``.
 
-        Returns this rank's own.
+        Returns this rank's own block.
         """
         nothing = reduced[:0]
         own = self.scratch.flat(_ROUNDED, reduced.dtype, sizes[self.rank])

@@ -1,11 +1,11 @@
-"""The sums that cross the network: one for each block of ranks that a host has, in the one order.
+"""The sums that cross the network: one for each block of a host's ranks, in the order of addition.
 
-A block is a subtree of the order of addition (``transport._operands.order``) whose ranks all are on
-the host. Most hosts' ranks are one block, whose sum is made inside. Where a host has several, as
-with three ranks a host, its members exchange their inputs inside and add up each block's apart.
-Where all hosts' blocks are alike (``Levels.one_tree``), the tree between hosts is that of a group
-of one rank each, and such a group reduces the sums. Otherwise hosts send each other their sums,
-and each host that needs a result reduces them.
+A block is a subtree of the order of addition (``transport._operands.order``) whose ranks are all on
+one host. Most hosts' ranks form one block, which is reduced inside the host. If a host has several
+blocks, for example with three ranks on each host, its members exchange their inputs and reduce each
+block separately. If all hosts' blocks are alike (``Levels.one_tree``), the tree between hosts is
+the tree of a group with one rank on each host, and that group reduces the sums. Otherwise hosts
+send each other their sums, and each host that needs a result reduces them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from transport._operands.operand import store
 from transport._operands.order import Subtree, tree_reduce
 from transport._operands.reduce_op import Flat, ReduceOp
 
-# Slots of ``Levels.scratch``, behind those of ``reductions``.
+# Slots of ``Levels.scratch``, after the slots of ``reductions``.
 _INSIDE, _BLOCKS, _SENT, _ARRIVED, _TOTAL = range(8, 13)
 
 
-def have_one(levels: Levels, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp) -> bool:
-    """Return whether hosts have one sum each of slices of ``nbytes``, reduced among one rank each.
+def one_sum_each(levels: Levels, nbytes: int, dtype: np.dtype[np.generic], op: ReduceOp) -> bool:
+    """Return whether a slice of ``nbytes`` has one sum for each host, to be reduced by a group with
+    one rank on each host.
 
-    They do where they are one tree. They also do where sums cross compressed: the rounding depends
-    on the placement in any case.
+    This is so if the hosts form one tree. It is also so if sums cross compressed, because their
+    rounding depends on the placement anyway.
     """
     form = levels.whole.compression
     return levels.one_tree or (form is not None and compresses(form, nbytes, dtype, op))
@@ -40,21 +41,21 @@ def have_one(levels: Levels, nbytes: int, dtype: np.dtype[np.generic], op: Reduc
 def scatter_inside(
     levels: Levels, call: Call, into: Flat, portions: Sequence[Flat], op: ReduceOp, one: bool
 ) -> Flat:
-    """Return the sums of this host's blocks of its own one of ``portions``, one behind the other,
-    or ``one`` of all; the only one in ``into``.
+    """Return this host's sums of ``portions[levels.index]``: one for each of its blocks, one after
+    the other. If ``one`` or there is only one block, return a single sum, in ``into``.
     """
     if one or len(levels.blocks) == 1:
         levels.inside.reduce_scatter(call, into, portions, op.plain)
         return into
     size, count = portions[levels.index].size, len(levels.local)
-    room = levels.scratch.flat(_INSIDE, into.dtype, count * size)
-    arrived = [room[i * size : (i + 1) * size] for i in range(count)]
+    memory = levels.scratch.flat(_INSIDE, into.dtype, count * size)
+    arrived = [memory[i * size : (i + 1) * size] for i in range(count)]
     levels.inside.all_to_all(call, arrived, portions)
     return _add_blocks(levels, arrived, op)
 
 
 def _add_blocks(levels: Levels, arrived: Sequence[Flat], op: ReduceOp) -> Flat:
-    """Add up what the members of each block have; ``arrived`` is by member of this host."""
+    """Return the sum of each block; ``arrived[i]`` is the input of member i of this host."""
     size, dtype = arrived[0].size, arrived[0].dtype
     sums = levels.scratch.flat(_BLOCKS, dtype, len(levels.blocks) * size)
     begin = 0
@@ -69,9 +70,9 @@ def _add_blocks(levels: Levels, arrived: Sequence[Flat], op: ReduceOp) -> Flat:
 def all_reduce_across(
     levels: Levels, across: Selection, call: Call, sums: Flat, result: Flat, op: ReduceOp
 ) -> None:
-    """Write what the ``sums`` of all hosts' blocks come to into everybody's ``result``."""
+    """Reduce the ``sums`` of all hosts' blocks into ``result`` on every host."""
     if result.size * sums.itemsize <= across.table.all_reduce_doubling:
-        arrived, rows = _room(levels, result.size, sums.dtype)
+        arrived, rows = _receive_buffers(levels, result.size, sums.dtype)
         across.all_gather(call, arrived, sums)
         _finish(levels, rows, result, op)
         return
@@ -91,8 +92,8 @@ def scatter_across(
     result: Flat,
     op: ReduceOp,
 ) -> None:
-    """Write what all hosts have for this one into ``result``: elements ``bounds[h]`` of each of
-    the ``sums`` are for host h.
+    """Reduce elements ``bounds[h]`` of the ``sums`` of all hosts' blocks into ``result`` on host
+    h.
     """
     size = len(sums) // len(levels.blocks)
     rows = [sums[begin : begin + size] for begin in range(0, len(sums), size or 1)]
@@ -106,7 +107,7 @@ def scatter_across(
             for number, row in enumerate(rows):
                 width = stop - start
                 np.copyto(part[number * width : (number + 1) * width], row[start:stop])
-    arrived, found = _room(levels, result.size, sums.dtype)
+    arrived, found = _receive_buffers(levels, result.size, sums.dtype)
     across.all_to_all(call, arrived, sent)
     _finish(levels, found, result, op)
 
@@ -114,30 +115,32 @@ def scatter_across(
 def reduce_across(
     levels: Levels, across: Selection, call: Call, sums: Flat, host: int, op: ReduceOp
 ) -> Flat:
-    """Return, on ``host``, what the ``sums`` of all hosts' blocks come to, in their dtype and not
-    finished.
+    """Return, on ``host``, the total of the ``sums`` of all hosts' blocks, in their dtype and
+    without ``op.finish``. Other hosts get an empty array.
     """
     if across.rank != host:
         across.gather(call, None, sums, host)
         return sums[:0]
     size = len(sums) // len(levels.blocks)
-    arrived, rows = _room(levels, size, sums.dtype)
+    arrived, rows = _receive_buffers(levels, size, sums.dtype)
     across.gather(call, arrived, sums, host)
     total = levels.scratch.flat(_TOTAL, sums.dtype, size)
     tree_reduce(levels.scratch, op.plain, rows, total, levels.all_blocks)
     return total
 
 
-def _room(levels: Levels, size: int, dtype: np.dtype[np.generic]) -> tuple[list[Flat], list[Flat]]:
-    """Return memory for what each host sends, a row of ``size`` for each block, and these rows in
-    the order of the blocks.
+def _receive_buffers(
+    levels: Levels, size: int, dtype: np.dtype[np.generic]
+) -> tuple[list[Flat], list[Flat]]:
+    """Return receive buffers by host, with a row of ``size`` elements for each of its blocks; and
+    all rows in the order of the blocks.
     """
-    room = levels.scratch.flat(_ARRIVED, dtype, len(levels.all_blocks) * size)
+    memory = levels.scratch.flat(_ARRIVED, dtype, len(levels.all_blocks) * size)
     arrived, rows, begin = list[Flat](), dict[Subtree, Flat](), 0
     for blocks in levels.blocks_by_host:
-        arrived.append(room[begin : begin + len(blocks) * size])
+        arrived.append(memory[begin : begin + len(blocks) * size])
         for block in blocks:
-            rows[block] = room[begin : begin + size]
+            rows[block] = memory[begin : begin + size]
             begin += size
     return arrived, [rows[block] for block in levels.all_blocks]
 

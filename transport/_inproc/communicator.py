@@ -21,7 +21,7 @@ PIECE_BYTES = 256 << 10
 
 
 class InprocLink(Link):
-    """A link over the two channels between this rank and ``peer``."""
+    """A link over the two frame queues between this rank and ``peer``."""
 
     def __init__(self, owner: InprocCommunicator, peer: int) -> None:
         self.peer = peer
@@ -31,13 +31,13 @@ class InprocLink(Link):
         try:
             frame = self._outward.offer(call, data, tag)
         except FrameQueueCut:
-            raise self._gone() from None
+            raise self._gone_error() from None
         return _InprocSend(self, call, frame)
 
     def post_recv(self, call: Call, into: memoryview, tag: int = 0) -> _InprocReceive:
         return _InprocReceive(self, call, into, tag)
 
-    # Many algorithms send to one neighbour and receive from another one.
+    # Created lazily: many algorithms only send to one neighbour and only receive from another.
 
     @cached_property
     def _outward(self) -> FrameQueue:
@@ -52,23 +52,23 @@ class InprocLink(Link):
         return self._owner.membership.describe(self.peer)
 
     def finish_send(self, call: Call, frame: QueuedFrame) -> None:
-        """Wait until the peer has taken a frame that was lent."""
+        """Wait until the peer has copied a lent frame."""
         call.waiting_for = self.peer
         try:
             taken = self._outward.wait_taken(frame, call.deadline)
         except FrameQueueCut:
-            raise self._gone() from None
+            raise self._gone_error() from None
         if not taken:
-            raise waited_for(call, self.peer, self._name, "to take data")
+            raise waited_for(call, self.peer, self._name, "to receive data")
         call.waiting_for = None
 
     def receive(self, call: Call, into: memoryview, tag: int, on_piece: OnPiece | None) -> None:
-        """Wait for a frame, and copy it."""
+        """Wait for the next frame with ``tag``, and copy it to ``into``."""
         call.waiting_for = self.peer
         try:
             frame = self._inward.begin_take(call.deadline, call.packed, tag)
         except FrameQueueCut:
-            raise self._gone() from None
+            raise self._gone_error() from None
         if frame is None:
             raise waited_for(call, self.peer, self._name, "to send data")
         call.waiting_for = None
@@ -85,14 +85,14 @@ class InprocLink(Link):
         finally:
             self._inward.end_take(frame)
 
-    def _gone(self) -> CommunicatorAbortedError | PeerLostError:
+    def _gone_error(self) -> CommunicatorAbortedError | PeerLostError:
         if self._owner.abort_reason is not None:
             return CommunicatorAbortedError(self._owner.abort_reason)
         return PeerLostError(f"{self._name} is gone", self.peer)
 
 
 class _InprocSend(Request):
-    """A frame that the peer takes."""
+    """A sent frame, done once the peer has copied it."""
 
     __slots__ = ("_call", "_frame", "_link")
 
@@ -109,7 +109,7 @@ class _InprocSend(Request):
 
 
 class _InprocReceive(Request):
-    """A frame that its receiver copies when it waits."""
+    """A receive, which copies its frame in ``wait``."""
 
     __slots__ = ("_call", "_into", "_link", "_tag")
 
@@ -127,9 +127,9 @@ class _InprocReceive(Request):
 
 
 class InprocCommunicator(LinkCommunicator):
-    """A member of a group of threads. Its store must be one that lives in this process.
+    """A member of a group of threads, whose store must be in this process.
 
-    Frames of up to ``eager_bytes`` are queued, up to ``HIGH_WATER`` bytes a channel.
+    Frames of up to ``eager_bytes`` are copied to a queue, which holds up to ``HIGH_WATER`` bytes.
     """
 
     tuned_as = "inproc"
@@ -154,7 +154,7 @@ class InprocCommunicator(LinkCommunicator):
         return link
 
     def channel(self, src: int, dst: int) -> FrameQueue:
-        """Return the channel from ``src`` to ``dst``, one of which this rank is."""
+        """Return the frame queue from ``src`` to ``dst``, one of which is this rank."""
         return self._hub.channel(src, dst, self._eager)
 
     def post(self, call: Call, data: memoryview, dst: int) -> None:
@@ -188,6 +188,6 @@ class InprocCommunicator(LinkCommunicator):
 
 
 def make_alone(membership: Membership) -> AloneCommunicator:
-    """Make the communicator of a group of one; its store must be one of this process, too."""
+    """Make the communicator of a group of one, whose store must also be in this process."""
     membership.store.in_process("inproc", InprocHub)
     return AloneCommunicator(membership)

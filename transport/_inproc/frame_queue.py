@@ -1,4 +1,4 @@
-"""Frames from one thread to another."""
+"""Queues of frames from one thread to another."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import Condition
 
 HIGH_WATER = 1 << 20
-"""The bytes that a queue holds; further frames are lent."""
+"""The maximum bytes in a queue; further frames are lent."""
 _FRAME_COST = 64
-"""A frame's share of the queue's limit besides its data: it bounds empty frames as well."""
+"""The bytes that each frame counts in addition to its data, to bound the number of empty frames."""
 
 
 class FrameQueueCut(Exception):
@@ -22,7 +22,7 @@ class FrameQueueCut(Exception):
 
 @dataclass(slots=True, eq=False)
 class QueuedFrame:
-    """A frame in a queue; ``lent`` when ``data`` is the sender's own memory."""
+    """A frame in a queue; ``lent`` if ``data`` is the sender's own memory."""
 
     packed: bytes
     tag: int
@@ -33,7 +33,10 @@ class QueuedFrame:
 
 
 class FrameQueue:
-    """Frames from one member to another. Methods raise ``FrameQueueCut`` once an end is gone."""
+    """A queue of frames from one member to another.
+
+    Methods raise ``FrameQueueCut`` once one end is aborted or closed.
+    """
 
     def __init__(self, eager: int) -> None:
         self._eager = eager
@@ -46,7 +49,7 @@ class FrameQueue:
         self._receiver_left = False
 
     def offer(self, call: Call, data: memoryview, tag: int = 0) -> QueuedFrame:
-        """Queue a frame without waiting. One that is lent must be awaited with ``wait_taken``."""
+        """Queue a frame without waiting. The caller must call ``wait_taken`` for a lent frame."""
         with self._lock:
             if self._cut or self._receiver_left:
                 raise FrameQueueCut
@@ -60,12 +63,12 @@ class FrameQueue:
             return frame
 
     def wait_taken(self, frame: QueuedFrame, deadline: Deadline) -> bool:
-        """Wait until a lent frame has been copied; past the deadline withdraw it, return False."""
+        """Wait until a lent frame has been copied; past the deadline, withdraw it, return False."""
         with self._lock:
             while True:
                 if frame.taken:
                     return True
-                # While the receiver copies, the memory must stay as it is, whatever happens.
+                # While the receiver copies, the sender must not return, even after an error.
                 if not frame.started and (self._cut or self._receiver_left):
                     raise FrameQueueCut
                 if frame.started:
@@ -79,9 +82,9 @@ class FrameQueue:
     def begin_take(
         self, deadline: Deadline, packed: bytes = b"", tag: int = 0
     ) -> QueuedFrame | None:
-        """Wait for the next frame of the call ``packed`` with ``tag``; None past the deadline.
+        """Return the next frame of the call ``packed`` with ``tag``, or None past the deadline.
 
-        Also returns a frame of another call: then the awaited one does not follow.
+        Also returns a frame of another call, because the awaited frame then cannot follow.
         """
         with self._lock:
             while True:
@@ -98,7 +101,7 @@ class FrameQueue:
                     return None
 
     def end_take(self, frame: QueuedFrame) -> None:
-        """Give the frame's memory back to its sender."""
+        """Mark a frame from ``begin_take`` as copied, so that its sender may reuse the memory."""
         with self._lock:
             frame.taken = True
             if frame.lent:
@@ -107,13 +110,13 @@ class FrameQueue:
                 self._queued -= frame.data.nbytes + _FRAME_COST
 
     def cut(self) -> None:
-        """Wake both ends; nothing more arrives."""
+        """Abort the queue and wake both ends. No queued frame is received."""
         with self._lock:
             self._cut = True
             self._changed.notify_all()
 
     def leave(self, as_sender: bool) -> None:
-        """Let one end go; what it sent before still arrives."""
+        """Close one end. Frames that it sent earlier can still be received."""
         with self._lock:
             if as_sender:
                 self._sender_left = True

@@ -1,4 +1,4 @@
-"""The object in which a group's threads meet."""
+"""The object through which a group's threads find each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transport._links.mailbox import Mailbox
 
 
 class InprocHub:
-    """The meeting point of a group's members: channels and mailboxes, made at the first use."""
+    """The frame queues and mailboxes of a group's members, created at the first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,23 +20,26 @@ class InprocHub:
         self._aborted: set[int] = set()
         self._left: set[int] = set()
         self._channels: dict[tuple[int, int], FrameQueue] = {}
-        # Each member's channels, so that a leaving member need not search all.
+        # The channels from and to each member, so that a leaving member need not search all.
         self._ends: dict[int, tuple[list[FrameQueue], list[FrameQueue]]] = {}
         self._mailboxes: dict[int, Mailbox] = {}
-        # Lost members with their reasons, and waiting threads: shared by all mailboxes.
+        # All mailboxes share these two.
         self.lost: dict[int, Exception] = {}
-        """The lost members: nothing more arrives from them."""
+        """The lost members, from which nothing more arrives, with the reasons."""
         self._waiting: set[Mailbox] = set()
 
     def join(self, membership: Membership) -> Mailbox:
-        """Enter as the member ``membership.rank`` and return its mailbox."""
+        """Join as member ``membership.rank`` and return its mailbox.
+
+        Raises ValueError if that member has already joined.
+        """
         with self._lock:
-            if len(self._left) == membership.size:  # everybody has closed: start afresh
+            if len(self._left) == membership.size:  # All members have left: the hub is reused.
                 for members in (self._joined, self._aborted, self._left, self.lost):
                     members.clear()
             if membership.rank in self._joined:
                 raise ValueError(
-                    f"rank {membership.rank} of group {membership.group!r} has joined already;"
+                    f"rank {membership.rank} of group {membership.group!r} has already joined;"
                     " expected one communicator for each rank"
                 )
             self._joined.add(membership.rank)
@@ -57,8 +60,8 @@ class InprocHub:
         if channel is not None:
             return channel
         made = FrameQueue(eager)
-        # Without the lock, which all members would want at once. Each of these steps is atomic,
-        # and a leaving member is in a set before it looks for its channels.
+        # Without the lock, for which all members would contend. Each of these steps is atomic, and
+        # a leaving member enters ``_aborted`` or ``_left`` before it searches its channels.
         channel = self._channels.setdefault((src, dst), made)
         if channel is made:
             self._ends_of(src)[0].append(channel)
@@ -72,11 +75,11 @@ class InprocHub:
         return channel
 
     def _ends_of(self, rank: int) -> tuple[list[FrameQueue], list[FrameQueue]]:
-        """Return the channels that lead away from ``rank``, and those that lead there."""
+        """Return the channels from ``rank``, and the channels to it."""
         return self._ends.get(rank) or self._ends.setdefault(rank, ([], []))
 
     def leave(self, membership: Membership, aborted: bool) -> None:
-        """Take the member out, waking all threads that wait for it."""
+        """Remove the member, and wake all threads that wait for it."""
         rank = membership.rank
         how = "aborted" if aborted else "closed its communicator"
         error = PeerLostError(f"{membership.describe(rank)} {how}", rank)
@@ -96,7 +99,7 @@ class InprocHub:
                 self._mailboxes.clear()
 
     def lose(self, rank: int, error: Exception) -> None:
-        """Mark a member, which need not have joined, as lost: nothing more arrives from it."""
+        """Mark a member, which need not have joined, as lost."""
         with self._lock:
             self._lose(rank, error)
 

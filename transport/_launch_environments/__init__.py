@@ -1,7 +1,7 @@
-"""The engine that started this process, and the place that it assigned: a rank's, or a node's.
+"""The engine that started this process, and the place of the rank or node that it assigned.
 
-One file an engine; each is asked two questions (``LaunchEnvironment.place`` and ``.node``) about
-the environment's variables. Nothing of an engine's is imported, and none is spoken to.
+Each engine has a module with a ``LaunchEnvironment``, whose methods ``place`` and ``node`` read the
+environment variables. No engine's package is imported, and no engine is contacted.
 """
 
 from transport._launch_environments.base import (

@@ -1,4 +1,4 @@
-"""The interface to an engine that starts processes, and the reading of its variables."""
+"""The interface to the engines that start processes, and functions that read their variables."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Variables = Mapping[str, str]
 
 
 class LaunchEnvironmentError(DistError, ValueError):
-    """The environment does not say what is needed; the message says what is missing."""
+    """A needed environment variable is missing or wrong; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """A rank's place, as its engine tells it. None: the engine does not say.
+    """A rank's place as given by its engine; None where the engine does not set a value.
 
-    ``launcher`` is its name, for messages.
+    ``launcher`` is the engine's name, for messages.
     """
 
     launcher: str
@@ -38,9 +38,10 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """The place of a node's agent (``meshrun``, once a node), as its engine tells it, or None.
+    """The place of a node's agent, its only ``meshrun``, as given by its engine; None where the
+    engine does not set a value.
 
-    ``nodes`` is ``"4"`` or ``"2:4"``, ``ranks`` what ``--nproc-per-node`` takes.
+    ``nodes`` is ``"4"`` or ``"2:4"``; ``ranks`` is a value of ``--nproc-per-node``.
     """
 
     launcher: str
@@ -55,37 +56,36 @@ class NodePlace:
 class LaunchEnvironment(ABC):
     """An engine, recognised by the variables that it sets.
 
-    ``name`` is for messages, ``key`` for ``MESHLIB_LAUNCHER``. Both questions raise
-    LaunchEnvironmentError for a value that is not a number, and for an answer that would make a
-    wrong world.
+    ``name`` is for messages, ``key`` for ``MESHLIB_LAUNCHER``. ``place`` and ``node`` raise
+    LaunchEnvironmentError for a value that is not a number, and for values that would lead to wrong
+    world sizes.
     """
 
     name: ClassVar[str]
     key: ClassVar[str]
 
     def place(self, variables: Variables) -> RankPlace | None:
-        """Return this process's place if the engine started it as a rank."""
+        """Return this process's place if the engine started it as a rank, else None."""
         return None
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """Return this node's place if the engine started a process to start its ranks."""
+        """Return this node's place if the engine started this process as its agent, else None."""
         return None
 
     def hint(self, variables: Variables) -> str:
-        """Return why a process that shows signs of this engine is not a rank of its; else
-        ``""``."""
+        """Return why a process with some of this engine's variables is not a rank, or ``""``."""
         return ""
 
 
 def derived_port(job: str) -> int:
-    """Return a port that all processes of ``job`` compute alike."""
+    """Return a port that is the same for all processes of ``job``."""
     return _DERIVED_PORTS[zlib.crc32(job.encode()) % len(_DERIVED_PORTS)]
 
 
 def number_in(variables: Variables, name: str) -> int | None:
-    """Return the number that the variable ``name`` holds, None when it is not set or empty.
+    """Return the variable ``name`` as an integer, or None if it is not set or empty.
 
-    Raises LaunchEnvironmentError for a value that is not a number.
+    Raises LaunchEnvironmentError for a value that is not an integer.
     """
     text = variables.get(name)
     if not text:
@@ -99,8 +99,8 @@ def number_in(variables: Variables, name: str) -> int | None:
 
 
 def needed_number(variables: Variables, name: str, engine: str) -> int:
-    """Return the number that ``name`` holds; raise LaunchEnvironmentError without it."""
+    """Return the variable ``name`` as an integer; raise LaunchEnvironmentError if it is not set."""
     number = number_in(variables, name)
     if number is None:
-        raise LaunchEnvironmentError(f"{engine} started this process and {name} is not set")
+        raise LaunchEnvironmentError(f"{engine} started this process, but {name} is not set")
     return number

@@ -1,4 +1,4 @@
-"""Asks the engines in turn: the first that knows this process is believed, whole."""
+"""The detection of the engine that started this process: the first match supplies all values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from transport._launch_environments.slurm import Slurm
 from transport._launch_environments.torchrun import Torchrun
 
 NONE = "none"
-"""The value of ``MESHLIB_LAUNCHER`` for a process that is meant to be alone."""
+"""The value of ``MESHLIB_LAUNCHER`` for a process that is the only rank."""
 
-# A rank's nearest launcher comes first: MPI's daemons in a Slurm job are tasks of its, and hand
-# their own variables on to the ranks.
+# A rank's nearest launcher comes first: in a Slurm job, MPI's daemons are Slurm tasks, and the
+# ranks inherit their Slurm variables.
 KNOWN: tuple[LaunchEnvironment, ...] = (
     Torchrun(),
     OpenMPI(),
@@ -38,11 +38,12 @@ KNOWN: tuple[LaunchEnvironment, ...] = (
 
 
 def detect(variables: Variables | None = None) -> RankPlace:
-    """Return the settings from this process's launcher; empty, named "no launcher", without one.
+    """Return the place that this process's launcher assigned; empty, with the launcher
+    "no launcher", if none did.
 
-    MASTER_ADDR and MASTER_PORT, where set, are stronger than what a launcher implies, and
-    ``MESHLIB_LAUNCHER`` names the only one to be asked; ``none`` makes a world of one. Raises
-    LaunchEnvironmentError when it names none that is known, or one that did not start this process.
+    MASTER_ADDR and MASTER_PORT override the launcher's values. ``MESHLIB_LAUNCHER`` selects the
+    only launcher to check; ``none`` makes a world of one. Raises LaunchEnvironmentError if it names
+    an unknown launcher, or one that did not start this process.
     """
     variables = os.environ if variables is None else variables
     chosen = chosen_launcher(variables)
@@ -63,16 +64,16 @@ def detect(variables: Variables | None = None) -> RankPlace:
 
 
 def launched_local_rank() -> int | None:
-    """Return the local rank that the launcher of this process gave it, None if there was none."""
+    """Return the local rank that this process's launcher assigned, or None."""
     local_rank = number_in(os.environ, environment.LOCAL_RANK)
     return detect().local_rank if local_rank is None else local_rank
 
 
 def detect_nodes(variables: Variables | None = None) -> Iterator[NodePlace]:
-    """Yield what each engine says of this node's agent, the nearest first; they are asked lazily.
+    """Yield the place of this node's agent according to each engine, nearest first, lazily.
 
-    A launcher inside a rank starts a job of its own: nobody is asked. Raises
-    LaunchEnvironmentError as ``detect`` does, and for what would make wrong worlds.
+    Yields nothing inside a rank, where a launcher starts a separate job. Raises
+    LaunchEnvironmentError as ``detect`` and ``LaunchEnvironment.node`` do.
     """
     variables = os.environ if variables is None else variables
     chosen = chosen_launcher(variables)
@@ -89,19 +90,22 @@ def detect_nodes(variables: Variables | None = None) -> Iterator[NodePlace]:
 
 
 def engine_restarts(variables: Variables | None = None) -> int:
-    """Return how often the engine has started the whole job again, as far as it says."""
+    """Return how often the engine has restarted the whole job; 0 if unknown."""
     variables = os.environ if variables is None else variables
     names = environment.ENGINE_RESTARTS, "SLURM_RESTART_COUNT"
     return next((count for name in names if (count := number_in(variables, name))), 0)
 
 
 def hints(variables: Variables) -> str:
-    """Return why signs of engines in the environment make no rank; empty without such signs."""
+    """Return why a process with some variables of engines is not a rank; empty without any."""
     return "; ".join(filter(None, (engine.hint(variables) for engine in KNOWN)))
 
 
 def chosen_launcher(variables: Variables) -> str | None:
-    """Return the launcher that ``MESHLIB_LAUNCHER`` names, or None if it is not set."""
+    """Return the launcher that ``MESHLIB_LAUNCHER`` names, or None if it is not set.
+
+    Raises LaunchEnvironmentError for an unknown name.
+    """
     key = variables.get(environment.LAUNCHER, "").strip().lower()
     if not key:
         return None
@@ -123,6 +127,6 @@ def _require_unchosen(chosen: str | None, variables: Variables, what: str) -> No
         engine = _candidates(chosen)[0]
         why = engine.hint(variables) or f"its variables are not in the environment of {what}"
         raise LaunchEnvironmentError(
-            f"{environment.LAUNCHER} is {chosen}, and {engine.name} has not started this process"
+            f"{environment.LAUNCHER} is {chosen}, but {engine.name} has not started this process"
             f" as {what}: {why}"
         )

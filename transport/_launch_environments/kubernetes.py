@@ -1,4 +1,4 @@
-"""Kubernetes: the pods of an Indexed Job (a JobSet is made of them), and LeaderWorkerSet."""
+"""Kubernetes: the pods of an Indexed Job, also as part of a JobSet, and of a LeaderWorkerSet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HOSTS = Path("/etc/hosts")
 
 
 class IndexedJob(LaunchEnvironment):
-    """A pod of a Job with ``completionMode: Indexed``; pod i is called ``JOB-i``, in a subdomain.
+    """A pod of a Job with ``completionMode: Indexed``; pod i has the hostname ``JOB-i``.
 
-    The number of pods is in no variable of Kubernetes' own: the manifest puts it into
-    ``JOB_COMPLETIONS``, or ``--nnodes`` says it. Where there is no subdomain there is no name to
-    meet at, which has to be said.
+    Kubernetes sets no variable for the number of pods: the manifest sets ``JOB_COMPLETIONS``, or
+    the user passes ``--nnodes``. Without a subdomain, pod 0 has no DNS name, and the user must set
+    its address.
     """
 
     name = "Kubernetes"
@@ -49,7 +49,7 @@ class IndexedJob(LaunchEnvironment):
 
 
 class LeaderWorkerSet(LaunchEnvironment):
-    """A pod of a LeaderWorkerSet: index 0 of each group is the leader."""
+    """A pod of a LeaderWorkerSet; the pod with index 0 of each group is the leader."""
 
     name = "LeaderWorkerSet"
     key = "lws"
@@ -70,9 +70,9 @@ class LeaderWorkerSet(LaunchEnvironment):
 
 
 def subdomain(host: str, hosts: str) -> str:
-    """Return the subdomain of a pod, ``""`` without one.
+    """Return the subdomain of the pod ``host`` from the text of /etc/hosts, or ``""``.
 
-    Kubernetes writes ``IP NAME.SUBDOMAIN.NAMESPACE.svc.cluster.local NAME`` to /etc/hosts.
+    Kubernetes writes lines ``IP NAME.SUBDOMAIN.NAMESPACE.svc.cluster.local NAME``.
     """
     for line in hosts.splitlines():
         names = line.split("#")[0].split()[1:]

@@ -1,7 +1,7 @@
-"""MPI's launchers: Open MPI's mpirun, and those with the process management interface.
+"""MPI's launchers: Open MPI's mpirun, and launchers with the process management interface (PMI).
 
-Within one host they need no more; on several, rank 0 is taken to be on the first host of Slurm's
-job, or where MASTER_ADDR says.
+On one host, their variables suffice. On several hosts, rank 0 is assumed to be on the first host of
+the surrounding Slurm job; otherwise the user must set MASTER_ADDR.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from transport._net import LOOPBACK
 
 
 class _MpiEnvironment(LaunchEnvironment):
-    """The base of both MPI launchers: it reads a rank's place, from which a node's follows."""
+    """The base of both MPI launchers, which derives a node's place from a rank's place."""
 
     def node(self, variables: Variables) -> NodePlace | None:
-        """Return the place of a node whose one process is an agent."""
+        """Return the place of a node whose only process is its agent."""
         place = self.place(variables)
         if place is None or place.world_size in (None, 1):
             return None
@@ -69,9 +69,9 @@ class OpenMPI(_MpiEnvironment):
 
 
 class PMI(_MpiEnvironment):
-    """Launchers with the process management interface: MPICH's Hydra, Intel MPI, others.
+    """Launchers with the process management interface, such as MPICH's Hydra and Intel MPI.
 
-    ``srun --mpi=pmi2`` sets its variables too; those ranks are Slurm's.
+    ``srun --mpi=pmi2`` also sets PMI variables, but its ranks belong to ``Slurm``.
     """
 
     name = "PMI"

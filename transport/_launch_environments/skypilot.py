@@ -1,4 +1,4 @@
-"""SkyPilot: ``run`` of a task is executed once on each node."""
+"""SkyPilot, which executes the ``run`` commands of a task once on each node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transport._launch_environments.base import (
 
 
 class SkyPilot(LaunchEnvironment):
-    """Nodes have numbers, and the addresses of all of them, one a line."""
+    """SkyPilot, which gives each node its number and the addresses of all nodes."""
 
     name = "SkyPilot"
     key = "skypilot"
@@ -26,8 +26,8 @@ class SkyPilot(LaunchEnvironment):
         nodes = needed_number(variables, "SKYPILOT_NUM_NODES", self.name)
         if len(hosts) != nodes:
             raise LaunchEnvironmentError(
-                f"SKYPILOT_NUM_NODES is {nodes} and SKYPILOT_NODE_IPS has {len(hosts)} addresses;"
-                " expected as many"
+                f"SKYPILOT_NUM_NODES is {nodes}, but SKYPILOT_NODE_IPS has {len(hosts)} addresses;"
+                " expected one for each node"
             )
         task = variables.get("SKYPILOT_TASK_ID")
         gpus = number_in(variables, "SKYPILOT_NUM_GPUS_PER_NODE")

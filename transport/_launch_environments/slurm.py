@@ -1,7 +1,8 @@
 """Slurm: each task of a step is a rank, or a node's agent.
 
-Only a step's variables count. A batch script and a shell in an allocation have ``SLURM_PROCID=0``
-and ``SLURM_NTASKS`` too, but are not tasks; variables that ssh carries elsewhere are incomplete.
+Only the variables of a step count. A batch script and a shell in an allocation also have
+``SLURM_PROCID=0`` and ``SLURM_NTASKS``, but are not tasks. An ssh session may have only some of the
+variables.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from transport._launch_environments.base import (
 from transport._net import LOOPBACK
 
 _SPECIAL_STEPS = 0xFFFFFFF0
-"""Step numbers from here on do not number steps, but mean an interactive shell or a batch script
-(``slurm.h``: SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT)."""
+"""From this number on, step ids denote an interactive shell or a batch script (``slurm.h``:
+SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT)."""
 _COMMAND = "srun --ntasks-per-node=1 meshrun ..."
 
 
 class Slurm(LaunchEnvironment):
-    """``srun python`` starts ranks, ``srun --ntasks-per-node=1 meshrun`` agents.
+    """Slurm: ``srun python`` starts ranks, ``srun --ntasks-per-node=1 meshrun`` starts agents.
 
-    Rank or node 0 is on the first node of the step's list; the port comes from the step's name.
+    Rank or node 0 is on the first node of the step's list; the port is derived from the step id.
     """
 
     name = "Slurm"
@@ -56,7 +57,7 @@ class Slurm(LaunchEnvironment):
             if nodes > 1:
                 raise LaunchEnvironmentError(
                     f"Slurm's job {variables.get('SLURM_JOB_ID')} has {nodes} nodes, and meshrun"
-                    f" was not started by srun on each of them: expected {_COMMAND}, or"
+                    f" was not started by srun on each of them. Expected {_COMMAND}, or"
                     " --standalone for a job on this node alone"
                 )
             return None
@@ -64,8 +65,8 @@ class Slurm(LaunchEnvironment):
         nodes = needed_number(variables, "SLURM_STEP_NUM_NODES", self.name)
         if tasks != nodes:
             raise LaunchEnvironmentError(
-                f"srun has started {tasks} tasks on {nodes} nodes, and meshrun starts the ranks of"
-                f" a whole node: expected {_COMMAND}, or srun python without meshrun"
+                f"srun has started {tasks} tasks on {nodes} nodes, but each meshrun starts the"
+                f" ranks of a whole node. Expected {_COMMAND}, or srun python without meshrun"
             )
         step = self._step_name(variables)
         return NodePlace(
@@ -87,7 +88,7 @@ class Slurm(LaunchEnvironment):
             if variables.get(name)
         ]
         return (
-            f"some of Slurm's variables are set ({', '.join(found) or 'none of a task'}), but not"
+            f"some Slurm variables are set ({', '.join(found) or 'none of a task'}), but not"
             " those of a task that srun has started (SLURM_STEP_ID and SLURM_STEP_NODELIST)."
             " A batch script, a shell in an allocation and an ssh session are not ranks."
             " Expected srun python ..."
@@ -97,7 +98,7 @@ class Slurm(LaunchEnvironment):
     def in_step(variables: Variables) -> bool:
         """Return whether srun has started this process.
 
-        Raises LaunchEnvironmentError when half of a task's variables are there.
+        Raises LaunchEnvironmentError if only some of a task's variables are set.
         """
         step = number_in(variables, "SLURM_STEP_ID")
         if step is None or not 0 <= step < _SPECIAL_STEPS:
@@ -107,9 +108,9 @@ class Slurm(LaunchEnvironment):
         for name in ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"):
             if not variables.get(name):
                 raise LaunchEnvironmentError(
-                    f"this process has SLURM_STEP_ID={step} and no {name}. So it is not a task of"
-                    " Slurm's step; ssh may have carried the variables there. Expected"
-                    " srun python ..., or MESHLIB_LAUNCHER=none to run it alone"
+                    f"this process has SLURM_STEP_ID={step} but not {name}, so it is not a task of"
+                    " a Slurm step; perhaps ssh passed the variables on. Expected srun python ...,"
+                    " or MESHLIB_LAUNCHER=none to run it alone"
                 )
         return True
 
@@ -121,7 +122,7 @@ class Slurm(LaunchEnvironment):
 
     @staticmethod
     def _local_size(variables: Variables) -> int | None:
-        # "2(x3),1": nodes 0 to 2 have two tasks each, node 3 has one.
+        # In "2(x3),1", nodes 0 to 2 have two tasks each, and node 3 has one.
         text = variables.get("SLURM_STEP_TASKS_PER_NODE", "")
         node = needed_number(variables, "SLURM_NODEID", Slurm.name)
         counts: list[int] = []
@@ -131,22 +132,22 @@ class Slurm(LaunchEnvironment):
 
 
 def step_size(variables: Variables) -> int | None:
-    """Return the number of tasks of the step that this process is in, if it is in one."""
+    """Return the number of tasks in this process's step, or None outside a step."""
     return number_in(variables, "SLURM_STEP_NUM_TASKS")
 
 
 def first_host(node_list: str) -> str:
-    """Return the first host of a Slurm node list: ``gpu[03-05,9],login`` gives ``gpu03``."""
+    """Return the first host of a Slurm node list: ``gpu03`` for ``gpu[03-05,9],login``."""
     match = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\]([^,]*))?", node_list)
-    assert match is not None  # it matches the empty string
+    assert match is not None  # The pattern matches even the empty string.
     prefix, number, suffix = match.groups(default="")
     return prefix + number + suffix
 
 
 def job_host(variables: Variables) -> str | None:
-    """Return the first host of the job around this process, if there is one.
+    """Return the first host of the Slurm job around this process, or None outside a job.
 
-    MPI's launchers in an allocation put their rank 0 there, as long as nobody tells them otherwise.
+    By default, MPI's launchers in an allocation start rank 0 there.
     """
     nodes = variables.get("SLURM_JOB_NODELIST")
     return first_host(nodes) if nodes else None

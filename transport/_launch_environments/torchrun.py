@@ -1,4 +1,4 @@
-"""meshrun, torchrun, and people who set torchrun's variables themselves."""
+"""meshrun, torchrun, and variables of torchrun set by hand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PLACES = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "RDZV_ENDPOINT",
 
 
 class Torchrun(LaunchEnvironment):
-    """A rank has ``RANK`` and ``WORLD_SIZE``.
+    """meshrun or torchrun, which set ``RANK`` and ``WORLD_SIZE`` for each rank.
 
-    A node has ``PET_`` and the name of an option of torchrun's: Kubeflow and many charts set them.
+    For a node, Kubeflow and many charts set ``PET_`` variables, named after torchrun's options.
     """
 
     name = "meshrun or torchrun"

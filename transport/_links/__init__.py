@@ -1,1 +1,1 @@
-"""Links between two ranks, and the communicators made of them."""
+"""The base classes of communicators that use links and mailboxes."""

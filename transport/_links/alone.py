@@ -1,4 +1,4 @@
-"""The communicator of a group of one, whatever the transport: there is nobody to reach."""
+"""The communicator of a group of one, for all transports."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SEGMENT = 256 << 10
 class AloneCommunicator(MessagingCommunicator, Alone):
     """The communicator of a group's only member, on any transport (``BackendEntry.make``).
 
-    Its calls, errors and messages to itself are those of any transport; it needs no peer, hence no
-    thread, no socket and no segment.
+    Its calls, errors and messages to itself are those of any transport. It needs no thread, socket
+    or segment.
     """
 
     takes_gaps = True

@@ -17,14 +17,15 @@ from transport._operands.flat import Scratch
 
 
 class LinkCommunicator(MessagingCommunicator, LinkCollectives):
-    """Has the collectives over ``link``, and point to point over ``post`` and ``mailbox``, for two
-    members or more; the only member of a group gets an ``AloneCommunicator`` from each transport.
+    """Implements collectives over ``link``, and point to point over ``post`` and ``mailbox``.
 
-    A transport provides ``link`` and ``post``, hands what arrives to ``mailbox``, and extends
-    ``abort`` and ``close`` (calling these first) by whatever it holds itself.
+    It needs two members or more. The only member of a group gets an ``AloneCommunicator``.
 
-    ``table`` chooses the algorithms; all members must have equal ones. By default it is what the
-    job's tuning has under ``tuned_as``.
+    A transport implements ``link`` and ``post``, and passes arriving messages to ``mailbox``. Its
+    ``abort`` and ``close`` call these ones first, then release the transport's own resources.
+
+    ``table`` chooses the algorithms, and must be equal on all members. By default it is the entry
+    ``tuned_as`` of the job's tuning.
     """
 
     tuned_as: ClassVar[str]
@@ -45,7 +46,7 @@ class LinkCommunicator(MessagingCommunicator, LinkCollectives):
         self.compression = membership.compression
 
     def _end(self, call: Call, requests: Sequence[Request]) -> None:
-        """Wait for the last frames of a call, or leave that to its caller."""
+        """Wait for the last frames of a call, or leave that to the owner of ``call.rest``."""
         if call.rest is None:
             wait_all(requests)
         else:

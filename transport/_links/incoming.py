@@ -1,4 +1,4 @@
-"""A message that is on its way to a mailbox, and a receive that waits for one."""
+"""A message that is arriving in a mailbox, and a receive that waits for one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from transport._waiting.interrupts import Condition
 
 @dataclass(slots=True, eq=False)
 class IncomingMessage:
-    """A message whose bytes are on their way: fill ``buffer``, then ``complete`` or ``fail``.
+    """A message whose bytes are arriving: fill ``buffer``, then ``complete`` or ``fail``.
 
-    ``buffer`` may be the receiver's array, and a receiver that gives up takes it back. So a thread
-    looks it up and writes to it under ``guard``, and never waits while it holds ``guard``. A
+    ``buffer`` may be the receiver's array, which a receiver that gives up replaces. So a thread
+    holds ``guard`` while it reads the attribute and writes to the memory, and never waits then. A
     ``stored`` message has its own memory. The other attributes are the mailbox's, under its lock.
     """
 
     _lock: threading.RLock  # pyright: ignore[reportInvalidTypeForm]
-    _stir: Callable[[], None]
+    _on_change: Callable[[], None]
     src: int
     header: CallHeader
     buffer: memoryview
@@ -34,42 +34,42 @@ class IncomingMessage:
     receive: PendingReceive | None = None
 
     def complete(self) -> None:
-        """Say that ``buffer`` holds the message."""
+        """Mark the message as complete, and wake its receiver."""
         with self._lock:
             self.done = True
-            receive, self.receive = self.receive, None  # each refers to the other
+            receive, self.receive = self.receive, None  # breaks the reference cycle
             if receive is not None:
                 receive.notify()
-                self._stir()
+                self._on_change()
 
     def fail(self, error: Exception) -> None:
-        """Say that the message will never be whole; its receiver raises ``error``."""
+        """Mark the message as broken: its receiver raises ``error``."""
         self.error = error
         self.complete()
 
 
 @dataclass(slots=True, eq=False)
 class PendingReceive:
-    """A receive that waits for a message to be announced."""
+    """A receive that waits for a message."""
 
     call: Call
     buffer: Flat
     src: int | None
     tag: int
     code: int
-    """``dtype_code`` of the buffer's."""
+    """The ``dtype_code`` of the buffer's dtype."""
     wake: Condition | None = None
-    """The condition of its sleeping thread, made when needed. Under the mailbox's lock."""
+    """The condition of the sleeping thread, made when needed. Under the mailbox's lock."""
     incoming: IncomingMessage | None = None
     error: Exception | None = None
 
     def notify(self) -> None:
-        """Wake its thread, if that sleeps. Under the mailbox's lock."""
+        """Wake the receive's thread if it sleeps. Under the mailbox's lock."""
         if self.wake is not None:
             self.wake.notify_all()
 
     def is_settled(self) -> bool:
-        """True if all waits for it are over."""
+        """True if the message has arrived, or the receive has failed."""
         return self.error is not None or (self.incoming is not None and self.incoming.done)
 
     def mismatch(self, incoming_header: CallHeader, nbytes: int) -> bool:

@@ -1,12 +1,11 @@
-"""Point-to-point messages of one communicator: matching those that arrive with those waited for.
+"""Point-to-point messages of one communicator: matches arriving messages with receives.
 
-The delivering thread is a transport's reader thread, or the sender's own thread where memory is
-shared. It announces a message with ``begin``, fills the memory that it is given and calls
-``complete``. Where a receive already waits, that memory is the receiver's buffer: no copy.
+The delivering thread is a transport's reader, or the sender's thread if ranks share memory. It
+announces a message with ``begin``, fills the returned memory and calls ``complete``. If a receive
+already waits, this memory is its buffer, which saves a copy.
 
-Order: a message is matched when it is announced, with the oldest receive that accepts it; a
-receive takes the oldest message that it accepts. So messages of one source and tag never overtake
-each other, whatever the threads do afterwards.
+An announced message is matched at once with the oldest receive that accepts it. A receive gets the
+oldest message that it accepts. So messages of one source and tag never overtake each other.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ DEFAULT_LIMIT = 8 << 20
 
 
 class Mailbox:
-    """The messages for one member that have arrived, and the receives that wait for more.
+    """The unreceived messages for one member, and its waiting receives.
 
     ``limit`` bounds the bytes of unclaimed messages from one source. ``lost`` maps members that
-    send nothing more to the reason. Mailboxes in one process may share it, so that one entry
-    informs them all. They then share ``waiting`` too: a waiting mailbox also needs a ``fail``.
+    send nothing more to the reason. Mailboxes in one process may share ``lost``. They then also
+    share ``waiting``, the mailboxes with waiting threads, on which ``fail`` has to be called.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Mailbox:
         self._lock = threading.RLock()
         self._room = Condition(self._lock)
         self._blocked = 0
-        # Threads that wait for a message or room for one, or are about to check whether they must.
+        # The number of threads that wait for a message or for room, or are about to.
         self._waiters = 0
         self._waiting: set[Mailbox] = set() if waiting is None else waiting
         self._serials = itertools.count()
@@ -69,17 +68,17 @@ class Mailbox:
         self._arriving = 0
         self._aborted: str | None = None
         self.on_room: Callable[[], None] | None = None
-        """Called when there may be room for a message that ``try_begin`` had none for, or for which
-        a receive waits now; under the mailbox's lock.
+        """Called under the mailbox's lock when there may be room, or a waiting receive, for a
+        message that ``try_begin`` refused.
         """
 
     @property
     def receiving(self) -> bool:
-        """True if a receive has its message, and waits for the rest of it."""
+        """True if a receive waits for the rest of a message."""
         return self._arriving > 0
 
     def left_over(self) -> list[str]:
-        """Name the messages that lie here unreceived: "2 from rank 1 under tag 7"."""
+        """Return descriptions of the unreceived messages: "2 from rank 1 under tag 7"."""
         with self._lock:
             return [
                 f"{len(queue)} from {self._membership.describe(src)} under tag {tag}"
@@ -94,10 +93,10 @@ class Mailbox:
         """Announce a message of ``nbytes`` from ``src``; its tag is ``header.extra``.
 
         The delivering thread calls it in the order of arrival. The returned ``IncomingMessage``
-        has the memory for the bytes: the buffer of a receive that waits for it, or storage. Blocks
-        (backpressure) while ``limit`` bytes from ``src`` lie unclaimed, unless a receiver waits for
+        has the memory for the bytes: the buffer of a waiting receive, or storage. Blocks
+        (backpressure) while ``limit`` bytes from ``src`` are unclaimed, unless a receiver waits for
         another message from ``src``, or ``src`` is this rank itself. Raises
-        ``CommunicatorTimeoutError`` past ``deadline`` (None: no end but ``abort``),
+        ``CommunicatorTimeoutError`` past ``deadline`` (None: no limit),
         ``CommunicatorAbortedError`` after ``abort`` or after ``fail`` for ``src``.
         """
         with self._lock:
@@ -105,7 +104,7 @@ class Mailbox:
             if incoming is not None:
                 return incoming
             self._blocked += 1
-            self._count_waiters(1)  # before it looks (again) who is lost
+            self._count_waiters(1)  # before the next check of lost members
             try:
                 while True:
                     incoming = self._begin(src, header, nbytes)
@@ -131,11 +130,11 @@ class Mailbox:
         incoming.complete()
 
     def fail(self, src: int, error: Exception) -> None:
-        """Say that nothing more comes from ``src``.
+        """Mark ``src`` as lost: it sends no more messages.
 
-        Receives from it raise ``PeerLostError`` once the messages that came are taken. A receive
-        from any source raises only when every other member is lost. One member that has finished
-        and left must not fail a receive that the rest can still serve.
+        Receives from ``src`` raise ``PeerLostError`` after its earlier messages were received. A
+        receive from any source raises only when every other member is lost, because one member
+        that has left must not fail a receive that other members can still satisfy.
         """
         with self._lock:
             self._lost.setdefault(src, error)
@@ -145,11 +144,11 @@ class Mailbox:
                     self._receives.remove(receive)
                     receive.error = lost
                     receive.notify()
-                    self._stir()
+                    self._on_change()
             self._room.notify_all()
 
     def abort(self, reason: str) -> None:
-        """Wake everybody with ``CommunicatorAbortedError``. Never blocks; idempotent."""
+        """Make all waiting threads raise ``CommunicatorAbortedError``. Never blocks; idempotent."""
         with self._lock:
             if self._aborted is not None:
                 return
@@ -168,11 +167,10 @@ class Mailbox:
     # Called by ranks.
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
-        """Receive as ``Communicator.recv`` does. Any number of threads at once.
+        """Receive as ``Communicator.recv`` does. Thread-safe.
 
-        After ``CommunicatorTimeoutError`` or ``CommunicatorAbortedError`` in the middle of a
-        message, ``buffer`` may hold a part of it. Nothing writes to it any more: the mailbox throws
-        away the rest of the message.
+        After ``CommunicatorTimeoutError`` or ``CommunicatorAbortedError``, ``buffer`` may hold a
+        part of a message. The mailbox does not write to it any more, and discards the rest.
         """
         receive = PendingReceive(call, buffer, src, tag, dtype_code(buffer.dtype))
         with self._lock:
@@ -198,15 +196,14 @@ class Mailbox:
         return incoming.src
 
     def _await_rest(self, call: Call, receive: PendingReceive) -> None:
-        """Wait for the rest of the message that has begun to arrive in the buffer of ``receive``.
+        """Wait for the rest of the message that is arriving in the buffer of ``receive``.
 
-        Subclasses that extend it wait for this message alone. If this raises, ``recv`` gives the
-        receive up.
+        If this raises, the caller has to call ``_give_up``.
         """
         incoming = receive.incoming
         assert incoming is not None
         with self._lock:
-            self._check_aborted()  # it may have been while nobody looked
+            self._check_aborted()
             self._await_bytes(call, receive, incoming)
         if incoming.error is not None:
             raise PeerLostError.of(incoming.error, incoming.src)
@@ -214,18 +211,18 @@ class Mailbox:
     # Under the lock.
 
     def _begin(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage | None:
-        """Give a message that is announced its memory; None when there is no room for it."""
+        """Return the announced message with its memory; None if there is no room for it."""
         self._check_aborted()
         if src in self._lost:
             raise CommunicatorAbortedError(str(self._lost[src]))
         receive = self._match(src, header.extra)
         if receive is not None:
-            self._stir()
+            self._on_change()
             return self._claim(receive, src, header, nbytes)
         return self._store(src, header, nbytes) if self._has_room(src, nbytes) else None
 
-    def _stir(self) -> None:
-        """Note that something has changed for a waiting receive.
+    def _on_change(self) -> None:
+        """Handle a change for a waiting receive.
 
         For subclasses whose threads do not wait on ``PendingReceive.wake``.
         """
@@ -240,12 +237,12 @@ class Mailbox:
     def _claim(
         self, receive: PendingReceive, src: int, header: CallHeader, nbytes: int
     ) -> IncomingMessage:
-        """Give the receive's own buffer to the message, or throwaway memory if it does not fit."""
+        """Return the message with the receive's buffer, or with other memory if it does not fit."""
         wrong = receive.mismatch(header, nbytes)
         memory = np.empty(nbytes, np.uint8).data if wrong else as_bytes(receive.buffer)
-        # Not before there is memory: a message too large for it must not take the receive along.
+        # After allocating memory: if that fails, the receive must stay.
         self._receives.remove(receive)
-        incoming = IncomingMessage(self._lock, self._stir, src, header, memory)
+        incoming = IncomingMessage(self._lock, self._on_change, src, header, memory)
         incoming.receive = receive
         receive.incoming = incoming
         return incoming
@@ -255,14 +252,13 @@ class Mailbox:
         if not arrived and deadline is not None and deadline.expired:
             raise CommunicatorTimeoutError(
                 f"send to {self._membership.describe(self._membership.rank)} passed its deadline"
-                f" of {deadline.seconds:g} s: {self._stored[src]} bytes lie there, and nobody"
-                " receives them",
+                f" of {deadline.seconds:g} s: {self._stored[src]} earlier bytes are unreceived",
                 self._membership.rank,
             )
 
     def _store(self, src: int, header: CallHeader, nbytes: int) -> IncomingMessage:
         incoming = IncomingMessage(
-            self._lock, self._stir, src, header, np.empty(nbytes, np.uint8).data
+            self._lock, self._on_change, src, header, np.empty(nbytes, np.uint8).data
         )
         incoming.stored = True
         incoming.serial = next(self._serials)
@@ -273,7 +269,7 @@ class Mailbox:
     def _has_room(self, src: int, nbytes: int) -> bool:
         """True if a message without a receive may be stored.
 
-        A receiver that waits for ``src`` waits for another tag, which may be behind this one.
+        A receiver that waits for another tag of ``src`` may need a later message.
         """
         stored = self._stored[src]
         return (
@@ -284,7 +280,7 @@ class Mailbox:
         )
 
     def _take(self, src: int | None, tag: int) -> IncomingMessage | None:
-        """Take the oldest unclaimed message with ``tag`` from ``src`` (None: any member)."""
+        """Remove and return the oldest unclaimed message with ``tag`` from ``src`` (None: any)."""
         if src is None:
             heads = [
                 (queue[0].serial, key) for key, queue in self._unclaimed.items() if key[0] == tag
@@ -305,22 +301,22 @@ class Mailbox:
     def _release(self, incoming: IncomingMessage) -> None:
         """Free the memory of a stored message."""
         self._stored[incoming.src] -= incoming.buffer.nbytes
-        self._note_room()
+        self._signal_room()
 
-    def _note_room(self) -> None:
+    def _signal_room(self) -> None:
         if self._blocked:
             self._room.notify_all()
         if self.on_room is not None:
             self.on_room()
 
     def _await_match(self, call: Call, receive: PendingReceive) -> IncomingMessage:
-        self._count_waiters(1)  # before it looks who is lost
+        self._count_waiters(1)  # before the check of lost members
         try:
             lost = self._lost_error(receive.src)
             if lost is not None:
                 raise lost
             self._receives.append(receive)
-            self._note_room()
+            self._signal_room()
             while receive.incoming is None:
                 try:
                     self._sleep(call, receive)
@@ -328,7 +324,7 @@ class Mailbox:
                     if receive in self._receives:
                         self._receives.remove(receive)
                         raise
-                    # A message or an error came in the same moment.
+                    # A message or an error arrived at the same moment.
                 if receive.error is not None:
                     raise receive.error
             return receive.incoming
@@ -353,7 +349,7 @@ class Mailbox:
             self._arriving -= 1
 
     def _give_up(self, receive: PendingReceive) -> None:
-        """Take a receive back, with its buffer, unless that is done. Releases the lock for a
+        """Withdraw a receive and its buffer, unless it is complete. Releases the lock for a
         moment.
         """
         if receive in self._receives:
@@ -365,7 +361,7 @@ class Mailbox:
         if incoming.stored:
             self._release(incoming)
             return
-        # The thread with the guard may be about to take the lock.
+        # The thread with the guard may be about to acquire the lock.
         self._lock.release()
         try:
             with incoming.guard:
@@ -374,7 +370,7 @@ class Mailbox:
             self._lock.acquire()
 
     def _sleep(self, call: Call, receive: PendingReceive) -> None:
-        """Wait for a notification; raise when the deadline has passed without, or on abort."""
+        """Wait for a notification; raise if the deadline passes before, or on abort."""
         wake = receive.wake
         if wake is None:
             wake = receive.wake = Condition(self._lock)

@@ -1,4 +1,4 @@
-"""Point-to-point calls over a mailbox: the base of communicators that have one."""
+"""Point-to-point calls over a mailbox."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from transport._operands.reduce_op import Flat
 
 
 class MessagingCommunicator(Communicator):
-    """Has point to point over ``post`` and ``mailbox``.
+    """Implements point to point over ``post`` and ``mailbox``.
 
-    A transport provides ``post``, hands what arrives to ``mailbox``, and extends ``abort`` and
-    ``close`` (calling these first) by whatever it holds itself.
+    A transport implements ``post``, and passes arriving messages to ``mailbox``. Its ``abort`` and
+    ``close`` call these ones first, then release the transport's own resources.
     """
 
     def __init__(self, membership: Membership, mailbox: Mailbox | None = None) -> None:
@@ -28,13 +28,13 @@ class MessagingCommunicator(Communicator):
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         """Send a point-to-point message to ``dst`` (never this rank).
 
-        Returns when ``data`` may be reused. ``call.packed`` travels with the message (kind SEND;
-        ``header.extra`` is the tag), and the other side gives it to ``mailbox.begin``. Any number
-        of threads may call it at once.
+        Returns when ``data`` may be reused. ``call.packed`` is sent with the message (its kind is
+        SEND, and ``header.extra`` is the tag), and the receiver passes it to ``mailbox.begin``.
+        Thread-safe.
         """
 
     def abort(self, reason: str) -> None:
-        """Remember ``reason`` and wake point-to-point calls; transports then break their links."""
+        """Store ``reason`` and wake point-to-point calls; transports then break their links."""
         self._stop(reason)
 
     def close(self) -> None:

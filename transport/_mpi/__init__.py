@@ -1,7 +1,7 @@
-"""A transport over MPI, via mpi4py: an optional extra, and an example of a third party's.
+"""A transport over MPI through mpi4py: an optional extra, and an example of a new transport.
 
-MPI moves the bytes; algorithms, fingerprints, order of reduction and deadlines are ours, so that
-results have the same bits and errors the same meaning as over every other transport.
+MPI only moves the bytes. Algorithms, headers, reduction order and deadlines are those of all other
+transports, and so are the bits of the results and the errors.
 """
 
 from transport._mpi.communicator import MpiCommunicator, make_alone

@@ -22,14 +22,14 @@ from transport._operands.reduce_op import Flat
 
 
 class MpiCommunicator(LinkCommunicator):
-    """A communicator whose members are processes of one MPI job; global ranks are MPI's.
+    """A communicator whose members are processes of one MPI job; global ranks are MPI's ranks.
 
-    All of them share one communicator of MPI and differ by tag: making a group needs no message
-    and no rank outside. ``abort`` wakes this rank; MPI has no channel that could be broken, so
-    peers learn from the job's log of events.
+    All groups share one MPI communicator and use different tags, so creating a group involves only
+    its members and sends no MPI message. ``abort`` wakes only this rank: MPI has no channel to
+    break, so peers detect the abort through the job's event log.
 
-    Those events may overtake messages. So a leaving rank writes into the store how many messages it
-    has sent to each member, and counts as lost only when these have arrived.
+    Events may overtake messages. A leaving rank therefore stores the number of messages that it has
+    sent to each member. A member treats it as lost only after receiving that many.
     """
 
     tuned_as = "mpi"
@@ -38,16 +38,16 @@ class MpiCommunicator(LinkCommunicator):
         super().__init__(membership, table)
         self._process = joined()
         store = membership.store
-        # A group may be made again after it was closed, or had failed: with another tag.
-        turn = self._turn = store.add(f"mpi-joined/{self.rank}", 1)
+        # A group that is created again, after it was closed or has failed, gets another tag.
+        generation = self._generation = store.add(f"mpi-joined/{self.rank}", 1)
         self._tag = self._process.agree_on_tag(
-            lambda number: store.compare_set(f"mpi-tag/{turn}", "", number)
+            lambda number: store.compare_set(f"mpi-tag/{generation}", "", number)
         )
-        # MPI holds messages back, so the mailbox needs no limit.
+        # Unreceived messages stay in MPI, so the mailbox needs no limit.
         self.mailbox = Mailbox(membership, limit=sys.maxsize)
         self._inbox = MpiInbox(self._process, membership, self.mailbox, self._tag + 1)
         self._links: dict[int, MpiLink] = {}
-        self._counting = threading.Lock()
+        self._sent_lock = threading.Lock()
         self._sent: Counter[int] = Counter()
 
     def link(self, peer: int, call: Call) -> MpiLink:
@@ -59,11 +59,11 @@ class MpiCommunicator(LinkCommunicator):
     def post(self, call: Call, data: memoryview, dst: int) -> None:
         rank = self.membership.ranks[dst]
         with MpiFrame(self._process, call, data, rank, self._tag + 1) as frame:
-            with self._counting:
+            with self._sent_lock:
                 self._sent[dst] += 1
             if not wait(frame.requests, call.deadline, self.check_open):
                 raise CommunicatorTimeoutError(
-                    f"{call.header}: {self.membership.describe(dst)} did not take the message "
+                    f"{call.header}: {self.membership.describe(dst)} did not receive the message "
                     f"within {call.deadline.seconds:g} s",
                     dst,
                 )
@@ -83,7 +83,7 @@ class MpiCommunicator(LinkCommunicator):
         self._inbox.lose(peer, sent, PeerLostError(reason, peer))
 
     def _sent_key(self, rank: int) -> str:
-        return f"mpi-sent/{self._turn}/{rank}"
+        return f"mpi-sent/{self._generation}/{rank}"
 
     def close(self) -> None:
         if self._sent and self.abort_reason is None:
@@ -94,6 +94,6 @@ class MpiCommunicator(LinkCommunicator):
 
 
 def make_alone(membership: Membership) -> AloneCommunicator:
-    """Make the communicator of a group of one; its process must have joined MPI as well."""
+    """Make the communicator of a group of one, whose process must have joined MPI, too."""
     joined()
     return AloneCommunicator(membership)

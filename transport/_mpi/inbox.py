@@ -1,4 +1,4 @@
-"""Taking point-to-point messages out of MPI, while somebody waits for one."""
+"""The thread that receives point-to-point messages from MPI while a receive waits for one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transport._communicators.runtime import Membership
 from transport._errors import CommunicatorAbortedError, DistError, PeerLostError
 from transport._links.mailbox import Mailbox
 from transport._mpi.library import MpiProcess, wait
-from transport._mpi.link import INLINE_BYTES, PIECE_BYTES, HeadRoom
+from transport._mpi.link import INLINE_BYTES, PIECE_BYTES, FrameHead
 from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import Condition
 from transport._waiting.spinning import Pauses
@@ -28,8 +28,8 @@ _PAUSES = 50e-6, 1e-3
 class MpiInbox:
     """A thread that moves messages from MPI to a mailbox.
 
-    It takes messages only from members for which a receive waits. All others stay with MPI, or with
-    their senders. So nothing piles up here, and no message blocks another one.
+    It receives messages only from members for which a receive waits. All other messages stay in
+    MPI, or with their senders, so none accumulate here and none blocks another.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class MpiInbox:
         self._membership = membership
         self._mailbox = mailbox
         self._tag = tag
-        self._head = HeadRoom()
+        self._head = FrameHead()
         self._members = {rank: i for i, rank in enumerate(membership.ranks)}
         self._wanted: Counter[int | None] = Counter()
-        self._taken: Counter[int] = Counter()
-        # Members that have left: the number of messages they sent here, and the error to raise
-        # then.
+        self._received: Counter[int] = Counter()
+        # For each member that has left: the number of messages that it sent to this rank, and the
+        # error to raise once these are received.
         self._leaving: dict[int, tuple[int, PeerLostError]] = {}
         self._changed = Condition()
         self._closed = False
@@ -52,7 +52,7 @@ class MpiInbox:
 
     @contextmanager
     def wanting(self, src: int | None) -> Generator[None]:
-        """Take messages from member ``src`` (None: from all) while the block runs."""
+        """Receive messages from member ``src`` (None: from all) while the block runs."""
         with self._changed:
             self._wanted[src] += 1
             if self._thread is None and not self._closed:
@@ -66,12 +66,12 @@ class MpiInbox:
         finally:
             with self._changed:
                 self._wanted[src] -= 1
-                self._wanted += Counter()  # drops those that nobody wants
+                self._wanted += Counter()  # Drops counts of zero.
 
     def lose(self, src: int, sent: int, error: PeerLostError) -> None:
-        """Note that member ``src`` has left, after ``sent`` messages to this one in all.
+        """Record that member ``src`` has left, after sending ``sent`` messages to this rank.
 
-        Once all are received, the mailbox fails with ``error``.
+        Once all of them are received, the mailbox fails with ``error``.
         """
         with self._changed:
             self._leaving.setdefault(src, (sent, error))
@@ -80,7 +80,7 @@ class MpiInbox:
     def _lose_if_all_received(self, src: int) -> None:
         with self._changed:
             sent, error = self._leaving.get(src, (math.inf, None))
-            all_received = self._taken[src] >= sent
+            all_received = self._received[src] >= sent
         if error is not None and all_received:
             self._mailbox.fail(src, error)
 
@@ -102,7 +102,7 @@ class MpiInbox:
                     return
                 sources = [None] if None in self._wanted else list(self._wanted)
             try:
-                moved = [self._take(src) for src in sources]
+                moved = [self._receive_one(src) for src in sources]
             except CommunicatorAbortedError:
                 return
             if any(moved):
@@ -110,8 +110,8 @@ class MpiInbox:
             else:
                 time.sleep(pauses.next())
 
-    def _take(self, src: int | None) -> bool:
-        """Move one message that has arrived from ``src``, if there is one."""
+    def _receive_one(self, src: int | None) -> bool:
+        """Move one arrived message from ``src`` to the mailbox; return False if there is none."""
         process, mpi = self._process, self._process.mpi
         source = mpi.ANY_SOURCE if src is None else self._membership.ranks[src]
         status = mpi.Status()
@@ -124,7 +124,7 @@ class MpiInbox:
         incoming = self._mailbox.begin(sender, header, self._head.size)
         payload = self._head.payload
         if self._head.size > INLINE_BYTES:
-            # MPI would go on writing into the array of a receiver that has given up.
+            # Not into the receiver's array: MPI would still write there after a timeout.
             payload = (
                 incoming.buffer if incoming.stored else np.empty(self._head.size, np.uint8).data
             )
@@ -138,7 +138,7 @@ class MpiInbox:
                 incoming.buffer[:] = payload
         incoming.complete()
         with self._changed:
-            self._taken[sender] += 1
+            self._received[sender] += 1
         self._lose_if_all_received(sender)
         return True
 
@@ -151,7 +151,7 @@ class MpiInbox:
             )
             for start in pieces
         ]
-        # The sender has begun: the rest is on its way, unless it dies or gives up.
+        # The sender has started, so the pieces arrive without a deadline unless it fails.
         wait(requests, Deadline.after(math.inf), self._check_open)
 
     def _check_open(self) -> None:

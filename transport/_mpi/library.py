@@ -1,4 +1,4 @@
-"""This process' part in MPI: the library, a communicator of our own, tags, and waiting."""
+"""The MPI library, this process' communicator and tags, and waits for MPI requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from transport._waiting.interrupts import next_slice
 from transport._waiting.spinning import Pauses
 
 Requests = Sequence[Any]
-# MPI only knows waits that burn a core: we ask, first in turn with other threads, then ever rarer.
-_TURNS = 50
+# MPI's own waits occupy a core. We poll instead, first with yields, then at growing intervals.
+_YIELDS = 50
 _PAUSES = 20e-6, 1e-3
 _EXIT_SECONDS = 1.0
-LETTER_BYTES = 512
+TEXT_BYTES = 512
 
 
 def load() -> Any:
-    """Return the module ``mpi4py.MPI``, initialised for several threads.
+    """Return the module ``mpi4py.MPI``, initialised with MPI_THREAD_MULTIPLE.
 
-    Raises DistBackendError when mpi4py or an MPI library is missing, or cannot do threads.
+    Raises DistBackendError if mpi4py or an MPI library is missing, or does not support threads.
     """
     try:
         mpi = import_module("mpi4py.MPI")
@@ -39,19 +39,19 @@ def load() -> Any:
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise DistBackendError(
-            "backend 'mpi' needs MPI_THREAD_MULTIPLE, since groups work in threads of their own; "
+            "backend 'mpi' needs MPI_THREAD_MULTIPLE, because groups use their own threads; "
             f"MPI was initialised with level {mpi.Query_thread()}"
         )
     return mpi
 
 
 def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> bool:
-    """Wait until all ``requests`` are done; False when the deadline passes first.
+    """Wait until all ``requests`` are done; return False if the deadline passes first.
 
-    ``check`` is called now and then; what it raises ends the wait.
+    ``check`` is called periodically and may end the wait by raising.
     """
     mpi = load()
-    turns, pauses = 0, Pauses(*_PAUSES)
+    yields, pauses = 0, Pauses(*_PAUSES)
     while True:
         try:
             if mpi.Request.Testall(requests):
@@ -59,8 +59,8 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
         except mpi.Exception as error:
             raise DistBackendError(f"MPI failed: {error}") from error
         check()
-        if turns < _TURNS:
-            turns += 1
+        if yields < _YIELDS:
+            yields += 1
             os.sched_yield()
         elif deadline.expired:
             return False
@@ -69,10 +69,9 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
 
 
 class MpiProcess:
-    """This process among those that mpirun started; made once, by ``join``.
+    """This process among those that mpirun started; created once, by ``join``.
 
-    ``comm`` has the same members as MPI's world and is ours alone, so that the program's own
-    messages never meet ours.
+    ``comm`` is a duplicate of MPI's world, so that the program's own MPI messages do not interfere.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -81,74 +80,74 @@ class MpiProcess:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._lock = threading.Lock()
-        self._taken = 0
+        self._agreed_tags = 0
         self._largest: int = comm.Get_attr(mpi.TAG_UB)
         self._abandoned: list[tuple[Any, Any]] = []
         atexit.register(self._leave)
 
     def all_gather(self, text: str, deadline: Deadline) -> list[str]:
-        """Return every process' ``text`` (up to ``LETTER_BYTES``), by rank.
+        """Return every process' ``text`` (up to ``TEXT_BYTES``), by rank.
 
-        Raises DistBackendError when not all processes call before the deadline.
+        Raises DistBackendError if not all processes call it before the deadline.
         """
-        letter = text.encode().ljust(LETTER_BYTES)
-        room = bytearray(LETTER_BYTES * self.size)
+        own = text.encode().ljust(TEXT_BYTES)
+        received = bytearray(TEXT_BYTES * self.size)
         byte = self.mpi.BYTE
-        request = self.comm.Iallgather([letter, byte], [room, byte])
+        request = self.comm.Iallgather([own, byte], [received, byte])
         if not wait([request], deadline, lambda: None):
             raise DistBackendError(
-                f"not all {self.size} processes of the MPI job answered within "
+                f"not all {self.size} processes of the MPI job replied within "
                 f"{deadline.seconds:g} s"
             )
-        pieces = (room[i : i + LETTER_BYTES] for i in range(0, len(room), LETTER_BYTES))
+        pieces = (received[i : i + TEXT_BYTES] for i in range(0, len(received), TEXT_BYTES))
         return [piece.decode().rstrip() for piece in pieces]
 
     def agree_on_tag(self, propose: Callable[[str], bytes]) -> int:
-        """Return a tag that this and the next number are given to one group alone.
+        """Return a tag which, like the next one, only one group uses.
 
-        ``propose(text)`` returns what the group's members agreed on: the first that was proposed.
-        No message is needed: each process proposes numbers that no other one does.
+        ``propose(text)`` returns the number that the group's members agreed on: the first proposal.
+        No MPI message is needed, because no two processes propose the same number.
         """
         with self._lock:
-            number = self._taken * self.size + self.rank
+            number = self._agreed_tags * self.size + self.rank
             agreed = int(propose(str(number)))
             if agreed == number:
-                self._taken += 1
+                self._agreed_tags += 1
         tag = 2 * agreed
         if tag + 1 > self._largest:
-            raise DistBackendError(f"MPI has no tags left: it allows {self._largest}")
+            raise DistBackendError(f"MPI has no tags left; its largest tag is {self._largest}")
         return tag
 
     def abandon(self, requests: Requests, buffer: object) -> None:
-        """Keep ``buffer`` as long as the sends from it, which nobody waits for, are under way."""
+        """Hold ``buffer`` until its sends, for which no thread waits, are done."""
         with self._lock:
             self._abandoned = [entry for entry in self._abandoned if not entry[0].Test()]
             self._abandoned += [(request, buffer) for request in requests if not request.Test()]
 
     def _leave(self) -> None:
-        """End the job if messages are left that no rank will take: MPI would wait for ever."""
+        """Abort the job if unreceived messages are left, because MPI would wait for them."""
         pending = [request for request, _ in self._abandoned]
         if pending and not wait(pending, Deadline.after(_EXIT_SECONDS), lambda: None):
             self.mpi.COMM_WORLD.Abort(1)
 
 
 class _Joined:
-    """The holder of the process's part in MPI: MPI itself has one world a process."""
+    """The holder of this process's ``MpiProcess``; MPI itself has one world for each process."""
 
     process: MpiProcess | None = None
 
 
 def join(deadline: Deadline) -> MpiProcess:
-    """Return this process' part in MPI. The first call is made by all processes together.
+    """Return this process' ``MpiProcess``. All processes must make the first call together.
 
-    Raises DistBackendError when they do not all come before the deadline.
+    Raises DistBackendError if not all of them call before the deadline.
     """
     if _Joined.process is None:
         mpi = load()
         comm, request = mpi.COMM_WORLD.Idup()
         if not wait([request], deadline, lambda: None):
             raise DistBackendError(
-                f"not all {mpi.COMM_WORLD.size} processes of the MPI job came to "
+                f"not all {mpi.COMM_WORLD.size} processes of the MPI job called "
                 f"init_process_group within {deadline.seconds:g} s"
             )
         _Joined.process = MpiProcess(mpi, comm)
@@ -156,10 +155,10 @@ def join(deadline: Deadline) -> MpiProcess:
 
 
 def joined() -> MpiProcess:
-    """Return this process' part in MPI; raise DistBackendError unless it has joined."""
+    """Return this process' ``MpiProcess``; raise DistBackendError unless it has joined."""
     if _Joined.process is None:
         raise DistBackendError(
-            "backend 'mpi' was not there from the beginning; expected init_process_group('mpi') "
+            "backend 'mpi' was not initialised with the job; expected init_process_group('mpi') "
             "without init_method and store"
         )
     return _Joined.process

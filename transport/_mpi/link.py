@@ -1,8 +1,8 @@
 """Frames between two members over MPI messages.
 
-A frame is one message with the call's header, the payload's size and a short payload. A longer
-payload follows in pieces, directly between its two memories. MPI keeps the order of messages
-between two processes under one tag, as a link requires.
+A frame is one message with the call's header, the payload's size, and the payload if it is short. A
+longer payload follows in pieces, without extra copies. MPI preserves the order of messages with one
+tag between two processes, as a link requires.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIECE_BYTES = 1 << 20
 
 
 class MpiFrame:
-    """The sends that one frame consists of; they are abandoned where its block ends by an error."""
+    """The sends of one frame. As a context manager, abandons them after an error."""
 
     def __init__(
         self, process: MpiProcess, call: Call, data: memoryview, dst: int, tag: int
@@ -48,12 +48,12 @@ class MpiFrame:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let MPI go on reading the memory, while nobody waits for that."""
+        """Keep the memory alive until MPI has read it, without waiting."""
         self._process.abandon(self.requests, self._buffers)
 
 
-class HeadRoom:
-    """Memory for the first message of a frame."""
+class FrameHead:
+    """The receive buffer for the first message of a frame."""
 
     def __init__(self) -> None:
         self.memory = memoryview(bytearray(_HEAD_BYTES + INLINE_BYTES))
@@ -70,12 +70,12 @@ class HeadRoom:
 
     @property
     def payload(self) -> memoryview:
-        """The payload, if it is short enough to be here."""
+        """The payload, if it is at most ``INLINE_BYTES`` long."""
         return self.memory[_HEAD_BYTES : _HEAD_BYTES + self.size]
 
 
 class MpiLink(Link):
-    """The link to the member ``peer`` of a ``group``, under a ``tag`` of MPI's."""
+    """The link to the member ``peer`` of ``group``, with the MPI tag ``tag``."""
 
     def __init__(self, group: LinkCommunicator, process: MpiProcess, peer: int, tag: int) -> None:
         self.peer = peer
@@ -84,12 +84,12 @@ class MpiLink(Link):
         self._tag = tag
         self._name = group.membership.describe(peer)
         self._check = group.check_open
-        self._head = HeadRoom()
+        self._head = FrameHead()
         self._posted: list[_MpiSend] = []
         self._receives: deque[_MpiReceive] = deque()
 
     def post_send(self, call: Call, data: memoryview, tag: int = 0) -> _MpiSend:
-        del tag  # frames leave in the same order on all members, as no peer is distant
+        del tag  # With a window of 0, all members send and expect frames in the same order.
         self._check()
         frame = MpiFrame(self._process, call, data, self._rank, self._tag)
         sent = _MpiSend(self, call, frame)
@@ -104,11 +104,11 @@ class MpiLink(Link):
         return received
 
     def finish_send(self, call: Call, frame: MpiFrame) -> None:
-        """Wait until the memory of a frame may be reused."""
-        self._wait(call, frame.requests, "to take data")
+        """Wait until the frame's memory may be reused."""
+        self._wait(call, frame.requests, "to receive data")
 
     def receive(self, awaited: _MpiReceive, on_piece: OnPiece | None) -> None:
-        """Receive the frames that were posted, up to the one that is awaited."""
+        """Receive the posted frames in order, up to and including ``awaited``."""
         try:
             while not awaited.done:
                 first = self._receives[0]
@@ -120,7 +120,7 @@ class MpiLink(Link):
                 self.withdraw()
 
     def withdraw(self) -> None:
-        """Forget all frames; MPI goes on reading those that are leaving."""
+        """Drop all posted frames. Frames that MPI is sending are abandoned."""
         for request in self._posted:
             if not request.done:
                 request.frame.abandon()
@@ -154,7 +154,7 @@ class MpiLink(Link):
             self._wait(call, [request], "to send data")
             done = True
         finally:
-            if not done:  # it must not take a later message
+            if not done:  # The receive must not match a later message.
                 request.Cancel()
                 request.Wait()
 
@@ -166,7 +166,7 @@ class MpiLink(Link):
 
 
 class _MpiSend(Request):
-    """A frame that MPI sends."""
+    """A frame that MPI is sending."""
 
     __slots__ = ("_call", "_link", "frame")
 
@@ -188,7 +188,7 @@ class _MpiSend(Request):
 
 
 class _MpiReceive(Request):
-    """A frame that its receiver takes from MPI when it waits."""
+    """A receive, which gets its frame from MPI in ``wait``."""
 
     __slots__ = ("_link", "call", "into")
 

@@ -1,4 +1,4 @@
-"""The compiled core, where there is one: see ``core.h``, and ``module.c`` for what is in it."""
+"""The compiled core, if it was built: see ``core.h``; ``module.c`` lists its functions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _AGAIN = "install meshlib again"
 
 
 def load(name: str, package: str) -> tuple[ModuleType | None, str | None]:
-    """Return the compiled module ``name`` of ``package``, or None; and why, with a way to mend it.
+    """Return the compiled module ``name`` of ``package``, or None and a reason with advice.
 
-    Raises ValueError for a value of MESHLIB_NATIVE in the environment that says nothing.
+    Raises ValueError if MESHLIB_NATIVE is set in the environment, but not to 0 or 1.
     """
     switch = os.environ.get(environment.NATIVE, "")
     if switch not in {"", "0", "1"}:
@@ -32,20 +32,20 @@ def load(name: str, package: str) -> tuple[ModuleType | None, str | None]:
         return None, _why_not_built(name, package)
     except ImportError as error:
         return None, f"{error}; {_AGAIN}, so that it is built for this Python and this machine"
-    # The sources lie beside it in an editable installation only, and may have changed since.
+    # An editable installation has the sources, which may be newer than the module.
     file = Path(str(module.__file__))
     built = file.stat().st_mtime
     for source in file.parent.rglob("*.[ch]"):
         if source.stat().st_mtime > built:
             why = f"{source} was changed after {module.__file__} was built; {_AGAIN} (`make` does)"
-            if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once a host, not once a rank
+            if os.environ.get(environment.LOCAL_RANK, "0") == "0":  # once per host
                 logging.getLogger("meshlib").warning("running without the compiled core: %s", why)
             return None, why
     return module, None
 
 
 def _why_not_built(name: str, package: str) -> str:
-    """Return the cause, which a failed build has left, and advice."""
+    """Return the cause, as a failed build recorded it, and advice."""
     folder = Path(*import_module(package).__path__)
     others = [path.name for path in folder.glob(f"{name}.*.so")]
     if others:
@@ -55,11 +55,11 @@ def _why_not_built(name: str, package: str) -> str:
     except OSError:
         return f"it was never built; {_AGAIN}, with a C compiler and Python's headers"
     reason = (recorded or b"").decode(errors="replace").strip()
-    mend = "without that"
+    advice = "without that"
     if not reason.startswith(environment.NATIVE):
-        mend = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
-    return f"it was not built when meshlib was installed: {reason}; {_AGAIN} {mend}"
+        advice = "with a C compiler and Python's headers (Debian: gcc, python3-dev)"
+    return f"it was not built when meshlib was installed: {reason}; {_AGAIN} {advice}"
 
 
 core, why_not = load("_core", __name__)
-"""The module, or None; and why it is None, with what to do about it."""
+"""The module, or None and a reason with advice."""

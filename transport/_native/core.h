@@ -1,5 +1,5 @@
-/* The compiled core. engine/ moves bytes and knows no Python. binding/ shows it to Python, and by binding/api.h to the
- * C of the floors above.
+/* The compiled core. engine/ moves bytes and does not depend on Python. binding/ exposes it to Python, and
+ * through binding/api.h to the C modules of the packages above.
  */
 #pragma once
 #define PY_SSIZE_T_CLEAN
@@ -13,7 +13,7 @@
 
 #include "engine/engine.h"
 
-/* Names of Python 3.13. Without an interpreter's lock an object's own lock guards what several threads change. */
+/* Backports of Python 3.13. On free-threaded Python, an object's own lock guards its shared fields. */
 #if PY_VERSION_HEX < 0x030D0000
 #define Py_BEGIN_CRITICAL_SECTION(object) {
 #define Py_END_CRITICAL_SECTION() }
@@ -23,7 +23,7 @@ static inline int PyDict_GetItemRef(PyObject *dict, PyObject *key, PyObject **fo
 }
 #endif
 
-/* True if the engine's errno is one: then with an OSError. */
+/* Return `error`, an errno of the engine; set an OSError if it is not 0. */
 static inline int refused(int error) {
     errno = error;
     if (error) PyErr_SetFromErrno(PyExc_OSError);

@@ -1,8 +1,8 @@
-/* CRC-32C (Castagnoli), as transport/_crc32c.py computes it: the processor's instruction where there is
- * one, three streams at a time because each step waits for the one before; else eight tables.
+/* CRC-32C (Castagnoli), as in transport/_crc32c.py. It uses the processor's instruction if there is one,
+ * on three streams at a time, because each step depends on the previous one; else eight tables.
  *
- * Combining streams: a CRC is linear, so that of a block with n zero bytes after it is a table's value
- * for each byte of the CRC (M. Adler, crc32c.c of 2013).
+ * Combining streams: a CRC is linear, so tables give, for each byte of a block's CRC, what n zero bytes
+ * after the block make of it (M. Adler, crc32c.c of 2013).
  */
 #include "core.h"
 
@@ -10,7 +10,7 @@
 #define STREAM 4096
 
 static uint32_t tables[8][256];
-static uint32_t after_stream[4][256]; /* a CRC after STREAM zero bytes, by each of its bytes */
+static uint32_t after_stream[4][256]; /* by byte of a CRC: its value after STREAM zero bytes */
 
 static uint32_t add_zeros(uint32_t crc, int count) {
     while (count--) crc = crc >> 8 ^ tables[0][crc & 255];
@@ -51,7 +51,7 @@ static uint32_t by_tables(uint32_t crc, const unsigned char *data, size_t size) 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <nmmintrin.h>
 #define HAVE_INSTRUCTION (__builtin_cpu_supports("sse4.2"))
-#ifdef __clang__ // since version 20 its sse4.2 is without crc32, which GCC before version 11 does not know
+#ifdef __clang__ // from version 20 on, sse4.2 does not include crc32; GCC before version 11 rejects crc32
 #define WITH_INSTRUCTION __attribute__((target("sse4.2,crc32")))
 #else
 #define WITH_INSTRUCTION __attribute__((target("sse4.2")))

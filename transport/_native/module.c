@@ -1,7 +1,7 @@
 /* The module transport._native._core. */
 #include "binding/api.h"
 
-/* measure_group(size, block): the bytes of memory that `size` members share, and of a block (0: chosen). */
+/* measure_group(size, block): return the bytes that `size` members share, and those of a block (0: default). */
 static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
     int size;
     unsigned long long block;
@@ -13,7 +13,7 @@ static PyObject *measure_group(PyObject *Py_UNUSED(module), PyObject *args) {
     return Py_BuildValue("KK", (unsigned long long)nbytes, (unsigned long long)sizes.block);
 }
 
-/* create_group(memory, size, block): write the head of memory that nobody else has seen. */
+/* create_group(memory, size, block): write the head of memory that no other member has mapped yet. */
 static PyObject *create_group(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer memory;
     int size;
@@ -27,7 +27,7 @@ static PyObject *create_group(PyObject *Py_UNUSED(module), PyObject *args) {
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* allocate(memory, start, size): have the pages of a part of shared memory allocated. */
+/* allocate(memory, start, size): allocate the pages of a part of shared memory. */
 static PyObject *allocate(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer memory;
     unsigned long long start, size;
@@ -91,7 +91,7 @@ static int fill(PyObject *module) {
     return 0;
 }
 
-/* Types are found by static pointers: one interpreter. */
+/* Static pointers hold the types, so subinterpreters are not supported. */
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill},
 #if PY_VERSION_HEX >= 0x030C0000
                                    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},

@@ -1,4 +1,4 @@
-"""NCCL: collectives among GPUs, each rank with one of its own.
+"""NCCL: collectives among GPUs, with a separate GPU for each rank.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 """

@@ -1,4 +1,4 @@
-"""Collectives by NCCL, on a stream of the group's own.
+"""Collectives by NCCL, on the group's own stream.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
@@ -38,14 +38,15 @@ Channel = Callable[[], Communicator]
 
 
 class NcclCommunicator(DeviceCommunicator):
-    """A member of a group in which every rank has a GPU of its own.
+    """A member of a group in which every rank has its own GPU.
 
-    Members meet at the first call on an array; its device becomes this rank's (``connection.py``).
-    Calls return when NCCL's work is on the group's stream.
+    Members connect at the first call on an array; the array's device becomes this rank's device
+    (``connection.py``). Calls return once NCCL's work is queued on the group's stream.
 
-    Calls that NCCL lacks go to ``fallback``: the barrier, messages, and some dtypes and operations.
-    All members decide this alike, from values on which they must agree. NCCL does not compare its
-    members' calls; ``channel`` compares them behind the calls (``comparer.py``).
+    ``fallback`` makes the communicator for calls that NCCL lacks: the barrier, messages, and some
+    dtypes and operations. All members choose it alike, because the choice depends only on values
+    that must be equal. ``channel`` makes the communicator that compares the members' calls, because
+    NCCL does not (``call_comparer.py``).
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class NcclCommunicator(DeviceCommunicator):
     # Collectives.
 
     def barrier(self, call: Call) -> None:
-        self._by_host(call, "barrier")
+        self._call_fallback(call, "barrier")
 
     def broadcast(self, call: Call, buffer: DeviceFlat, root: int) -> None:
         codes = operands.codes_for_copy(buffer.dtype)
@@ -78,7 +79,7 @@ class NcclCommunicator(DeviceCommunicator):
     def all_reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp) -> None:
         codes = operands.codes_for_reduction(buffer.dtype, op)
         if codes is None:
-            self._by_host(call, "all_reduce", buffer, op)
+            self._call_fallback(call, "all_reduce", buffer, op)
             return
         with self._run(call, [buffer]) as (comm, stream):
             at = buffer.pointer
@@ -86,12 +87,12 @@ class NcclCommunicator(DeviceCommunicator):
             comm.all_reduce(at, at, codes.count(buffer.size), codes.dtype, codes.op, stream.handle)
 
     def scan(self, call: Call, buffer: DeviceFlat, op: ReduceOp, exclusive: bool) -> None:
-        self._by_host(call, "scan", buffer, op, exclusive)
+        self._call_fallback(call, "scan", buffer, op, exclusive)
 
     def reduce(self, call: Call, buffer: DeviceFlat, op: ReduceOp, root: int) -> None:
         codes = operands.codes_for_reduction(buffer.dtype, op)
         if codes is None:
-            self._by_host(call, "reduce", buffer, op, root)
+            self._call_fallback(call, "reduce", buffer, op, root)
             return
         owners: list[object] = []
         with self._run(call, [buffer], owners) as (comm, stream):
@@ -119,15 +120,15 @@ class NcclCommunicator(DeviceCommunicator):
                     count = codes.count(output.size)
                     if count:
                         at = output.pointer
-                        mine = source if root == self.rank else at
-                        comm.broadcast(mine, at, count, codes.dtype, root, stream.handle)
+                        sent = source if root == self.rank else at
+                        comm.broadcast(sent, at, count, codes.dtype, root, stream.handle)
 
     def reduce_scatter(
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat], op: ReduceOp
     ) -> None:
         codes = operands.codes_for_reduction(output.dtype, op)
         if codes is None:
-            self._by_host(call, "reduce_scatter", output, inputs, op)
+            self._call_fallback(call, "reduce_scatter", output, inputs, op)
             return
         owners: list[object] = []
         with self._run(call, [output, *inputs], owners) as (comm, stream):
@@ -146,7 +147,7 @@ class NcclCommunicator(DeviceCommunicator):
             with self._grouped():
                 for root, (part, source) in enumerate(zip(inputs, sources, strict=True)):
                     count = codes.count(part.size)
-                    # Only on the root NCCL writes, but every rank must pass an address.
+                    # NCCL writes only on the root, but every rank must pass an address.
                     at = into if root == self.rank else source
                     if count:
                         comm.reduce(source, at, count, codes.dtype, codes.op, root, stream.handle)
@@ -155,9 +156,9 @@ class NcclCommunicator(DeviceCommunicator):
         self, call: Call, outputs: Sequence[DeviceFlat] | None, input_: DeviceFlat, root: int
     ) -> None:
         outs = list(outputs or ())
-        gives = [input_.nbytes if peer == root else 0 for peer in range(self.size)]
-        wants = [output.nbytes for output in outs] or [0] * self.size
-        with self._run(call, [input_, *outs], (), gives, wants) as (comm, stream):
+        sends = [input_.nbytes if peer == root else 0 for peer in range(self.size)]
+        expects = [output.nbytes for output in outs] or [0] * self.size
+        with self._run(call, [input_, *outs], (), sends, expects) as (comm, stream):
             if root != self.rank:
                 self._exchange(comm, stream, {root: input_}, {})
                 return
@@ -168,9 +169,9 @@ class NcclCommunicator(DeviceCommunicator):
         self, call: Call, output: DeviceFlat, inputs: Sequence[DeviceFlat] | None, root: int
     ) -> None:
         ins = list(inputs or ())
-        gives = [part.nbytes for part in ins] or [0] * self.size
-        wants = [output.nbytes if peer == root else 0 for peer in range(self.size)]
-        with self._run(call, [output, *ins], (), gives, wants) as (comm, stream):
+        sends = [part.nbytes for part in ins] or [0] * self.size
+        expects = [output.nbytes if peer == root else 0 for peer in range(self.size)]
+        with self._run(call, [output, *ins], (), sends, expects) as (comm, stream):
             if root != self.rank:
                 self._exchange(comm, stream, {}, {root: output})
                 return
@@ -180,28 +181,28 @@ class NcclCommunicator(DeviceCommunicator):
     def all_to_all(
         self, call: Call, outputs: Sequence[DeviceFlat], inputs: Sequence[DeviceFlat]
     ) -> None:
-        gives, wants = [part.nbytes for part in inputs], [part.nbytes for part in outputs]
-        with self._run(call, [*outputs, *inputs], (), gives, wants) as (comm, stream):
-            mine = inputs[self.rank]
-            operands.copy(stream, mine, outputs[self.rank].pointer, mine.pointer)
+        sends, expects = [part.nbytes for part in inputs], [part.nbytes for part in outputs]
+        with self._run(call, [*outputs, *inputs], (), sends, expects) as (comm, stream):
+            own = inputs[self.rank]
+            operands.copy(stream, own, outputs[self.rank].pointer, own.pointer)
             self._exchange(comm, stream, dict(enumerate(inputs)), dict(enumerate(outputs)))
 
     # Groups.
 
     def connect(self, call: Call, driver: Driver, device: int) -> None:
-        """Meet the other members now, on ``device``, not at the first call on an array."""
+        """Connect to the other members on ``device`` now, before the first call on an array."""
         self._post(call)
         self._connection.connect(call, driver, device)
 
     def split(
         self, call: Call, part: Membership | None, like: Communicator[DeviceFlat] | None
     ) -> bool:
-        """Connect ``like``, the communicator of ``part``, by a split of this one.
+        """Connect ``like``, the communicator of ``part``, by splitting this one.
 
-        All members call. The parts do not overlap, and have some of the members in any order; None
-        is for members of no part. Nothing connects anew. Waits for the calls under way. Returns
-        False, on all members, if nothing was done: this one is not connected, or NCCL is older than
-        2.18.
+        All members must call it; a member of no part passes None. The parts do not overlap; they
+        may have any members in any order. No new connections are made. Waits for running calls.
+        Returns False, on all members, if it did nothing because this communicator is not connected
+        or NCCL is older than 2.18.
         """
         self._post(call)
         if not self._connection.can_split:
@@ -215,13 +216,13 @@ class NcclCommunicator(DeviceCommunicator):
             like._connection.adopt(*found)
         return True
 
-    # Point to point: NCCL has neither tags nor receives from anybody.
+    # Point to point, by the fallback: NCCL has neither tags nor receives from any source.
 
     def send(self, call: Call, buffer: DeviceFlat, dst: int, tag: int) -> None:
-        self._other().send(call, buffer, dst, tag)
+        self._get_fallback().send(call, buffer, dst, tag)
 
     def recv(self, call: Call, buffer: DeviceFlat, src: int | None, tag: int) -> int:
-        return self._other().recv(call, buffer, src, tag)
+        return self._get_fallback().recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
         with self._lock:
@@ -243,7 +244,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def abort(self, reason: str) -> None:
         self._connection.abort(reason)
-        # After the abort, neither of them is made.
+        # The connection is aborted first, so that no other thread creates either of them later.
         with self._lock:
             fallback, comparer = self._fallback, self._comparer
         if fallback is not None:
@@ -253,7 +254,7 @@ class NcclCommunicator(DeviceCommunicator):
 
     def close(self) -> None:
         self._connection.finish(CLOSE_SECONDS)
-        # The others may not have compared this member's last calls yet.
+        # Other members may not have compared this member's last calls yet.
         if self._comparer is not None and self._connection.abort_reason is None:
             self._comparer.drain(CLOSE_SECONDS)
         self._connection.close()
@@ -266,7 +267,7 @@ class NcclCommunicator(DeviceCommunicator):
             fallback.close()
 
     def _on_mismatch(self, entry: PostedCall, error: DistError) -> None:
-        """End everything: members disagree in a call, or one has not made it in time."""
+        """End all calls after a mismatch, or after a member missed the deadline of a call."""
         self._connection.watchdog.fail(error, entry.call.header)
         with self._lock:
             fallback = self._fallback
@@ -278,8 +279,10 @@ class NcclCommunicator(DeviceCommunicator):
 
     # The implementation.
 
-    def _post(self, call: Call, gives: Sequence[int] = (), wants: Sequence[int] = ()) -> PostedCall:
-        """Have ``call`` compared with the other members'; see ``CallComparer.post``."""
+    def _post(
+        self, call: Call, sends: Sequence[int] = (), expects: Sequence[int] = ()
+    ) -> PostedCall:
+        """Post ``call`` for comparison with the other members'; see ``CallComparer.post``."""
         with self._lock:
             self._connection.check_open(call)
             for peer, reason in self._lost.items():
@@ -287,15 +290,15 @@ class NcclCommunicator(DeviceCommunicator):
                 raise PeerLostError(f"{call.header}: {reason}", peer)
             if self._comparer is None:
                 self._comparer = CallComparer(self._make_channel(), self._on_mismatch)
-            return self._comparer.post(call, gives, wants)
+            return self._comparer.post(call, sends, expects)
 
-    def _by_host(self, call: Call, collective: str, *arguments: Any) -> None:
+    def _call_fallback(self, call: Call, collective: str, *arguments: Any) -> None:
         """Make a collective that NCCL lacks, through the host."""
         self._post(call)
         try:
-            getattr(self._other(), collective)(call, *arguments)
+            getattr(self._get_fallback(), collective)(call, *arguments)
         except CommunicatorAbortedError:
-            self._connection.watchdog.check_for(call)  # raises the error behind the abort, if any
+            self._connection.watchdog.check_for(call)  # Raises the error that led to the abort.
             raise
 
     @contextmanager
@@ -304,17 +307,17 @@ class NcclCommunicator(DeviceCommunicator):
         call: Call,
         flats: Sequence[DeviceFlat],
         owners: Sequence[object] = (),
-        gives: Sequence[int] = (),
-        wants: Sequence[int] = (),
+        sends: Sequence[int] = (),
+        expects: Sequence[int] = (),
     ) -> Generator[tuple[NcclComm, DeviceStream]]:
-        """Yield the communicator and its stream, ordered behind ``flats``; store the completion
-        with them.
+        """Yield the communicator, and its stream after earlier work on ``flats``. Store the
+        completion in ``flats``.
 
-        Objects that the block adds to ``owners`` live until the completion. ``gives`` and ``wants``
-        are the bytes for and from each member, for kinds whose header lacks them.
+        Objects that the block adds to ``owners`` live until the completion. ``sends`` and
+        ``expects`` are the bytes to and from each member, for kinds whose header lacks them.
         """
         check_one_device(flats)
-        entry = self._post(call, gives, wants)
+        entry = self._post(call, sends, expects)
         comm, stream = self._connection.connect(call, flats[0].driver, flats[0].device)
         stream.begin(flats)
         with self._connection.in_use(call, stream):
@@ -339,7 +342,7 @@ class NcclCommunicator(DeviceCommunicator):
         outward: dict[int, DeviceFlat],
         inward: dict[int, DeviceFlat],
     ) -> None:
-        """Send to other members and receive from them at once; both ends skip empty messages."""
+        """Send to and receive from other members at once. Both ends skip empty messages."""
         with self._grouped():
             for peer, flat in outward.items():
                 if flat.size and peer != self.rank:
@@ -348,7 +351,7 @@ class NcclCommunicator(DeviceCommunicator):
                 if flat.size and peer != self.rank:
                     comm.recv(flat.pointer, flat.nbytes, nccl.UINT8, peer, stream.handle)
 
-    def _other(self) -> Communicator[DeviceFlat]:
+    def _get_fallback(self) -> Communicator[DeviceFlat]:
         with self._lock:
             reason = self._connection.abort_reason
             if reason is not None:
@@ -364,9 +367,11 @@ def make_communicator(
     membership: Membership, cpu: CommunicatorFactory = over_tcp
 ) -> NcclCommunicator:
     """Make a communicator whose fallback goes through the host and the transport ``cpu``."""
-    beside = replace(
+    comparison = replace(
         membership,
         group=f"{membership.group}/comparer",
         store=PrefixStore("comparer", membership.store),
     )
-    return NcclCommunicator(membership, lambda: make_staged(membership, cpu), lambda: cpu(beside))
+    return NcclCommunicator(
+        membership, lambda: make_staged(membership, cpu), lambda: cpu(comparison)
+    )

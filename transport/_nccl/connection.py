@@ -1,10 +1,10 @@
-"""One member's NCCL communicator: connecting, using, aborting.
+"""One member's NCCL communicator: how it is connected, used and aborted.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-NCCL lets one thread at a time use a communicator. Another thread may abort it at any moment, and
-the abort frees its memory. So each use holds a lock, for which an abort waits. It does not wait for
-long: only the abort ends a call that blocks inside NCCL.
+NCCL allows one thread at a time to use a communicator. Another thread may abort it at any moment,
+and the abort frees its memory. So each use holds a lock, for which an abort waits. The abort waits
+only briefly, because only the abort can end a call that blocks inside NCCL.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _IN_USE_SECONDS = 1.0
 
 
 class NcclConnection:
-    """A member's communicator and its stream, from the first call on.
+    """A member's NCCL communicator and its stream, created by the first call.
 
-    ``watchdog`` checks the deadlines of calls on the device and NCCL's errors. Both end the
-    connection for good.
+    ``watchdog`` checks the deadlines of calls on the device, and NCCL's errors. A missed deadline
+    or an error ends the connection.
     """
 
     def __init__(self, membership: Membership, library: NcclLibrary) -> None:
@@ -55,13 +55,13 @@ class NcclConnection:
             f"meshlib-nccl-{membership.rank}", self._async_error, self.end
         )
 
-    # Beginning.
+    # Connecting.
 
     def connect(self, call: Call, driver: Driver, device: int) -> tuple[NcclComm, DeviceStream]:
-        """Return the communicator and its stream; all members call it the first time.
+        """Return the communicator and its stream. All members must make the first call.
 
-        ``device`` becomes this member's. Raises ValueError for another one later, and the errors of
-        ``meet`` and ``_in_time``.
+        That call sets this member's device. Raises ValueError for another ``device`` later, and the
+        errors of ``meet`` and ``_in_time``.
         """
         self.check_open(call)
         if self._comm is None or self._stream is None:
@@ -72,7 +72,7 @@ class NcclConnection:
         return self._comm, self._stream
 
     def adopt(self, comm: NcclComm, stream: DeviceStream) -> None:
-        """Use ``comm``, which has the members of this one."""
+        """Use ``comm``, which has the same members, from now on."""
         with self._lock:
             self._comm, self._stream, self._can_split = comm, stream, True
 
@@ -85,7 +85,7 @@ class NcclConnection:
             )
             assert comm is not None
         except CommunicatorAbortedError:
-            self.watchdog.check_for(call)  # raises the error behind the abort, if any
+            self.watchdog.check_for(call)  # Raises the error that led to the abort.
             raise
         with self._lock:
             self._stream = stream
@@ -98,7 +98,7 @@ class NcclConnection:
     def _in_time(
         self, enter: Callable[[], NcclComm | None], stream: DeviceStream, call: Call
     ) -> NcclComm | None:
-        """Return ``enter()``, called in a thread of its own: NCCL waits without a deadline.
+        """Return ``enter()``, called in a separate thread, because NCCL waits without a deadline.
 
         Raises CommunicatorTimeoutError past the deadline of ``call``, CommunicatorAbortedError once
         the connection is aborted, DistBackendError for NCCL's own errors.
@@ -114,7 +114,7 @@ class NcclConnection:
                 outcome.append(comm)
                 if given_up.is_set() and comm is not None:
                     comm.abort()
-            except Exception as error:  # noqa: BLE001 (it belongs to the caller)
+            except Exception as error:  # noqa: BLE001 (the caller raises it)
                 outcome.append(error)
             finally:
                 done.set()
@@ -127,7 +127,7 @@ class NcclConnection:
                 if call.deadline.expired:
                     raise CommunicatorTimeoutError(
                         f"{call.header}: NCCL did not connect all members within"
-                        f" {call.deadline.seconds:g} s; NCCL_DEBUG=INFO tells what it tries",
+                        f" {call.deadline.seconds:g} s; NCCL_DEBUG=INFO logs what it tries",
                         None,
                     )
         finally:
@@ -136,7 +136,7 @@ class NcclConnection:
         result = outcome[0]
         if isinstance(result, Exception):
             raise DistBackendError(
-                f"NCCL could not connect the members: {result}; NCCL_DEBUG=INFO tells more"
+                f"NCCL could not connect the members: {result}; NCCL_DEBUG=INFO logs more"
             ) from result
         return result
 
@@ -144,14 +144,14 @@ class NcclConnection:
 
     @property
     def can_split(self) -> bool:
-        """True if it is there, and all members' NCCL can split it."""
+        """True if the communicator exists, and all members' NCCL can split it."""
         return self._comm is not None and self._stream is not None and self._can_split
 
     @contextmanager
     def in_use(self, call: Call, stream: DeviceStream) -> Generator[None]:
-        """Keep an abort waiting while ``call`` is put on ``stream``.
+        """Delay an abort while ``call`` is queued on ``stream``.
 
-        Raises DistBackendError in the place of NCCL's own errors.
+        Raises DistBackendError instead of NCCL's own errors.
         """
         try:
             with self._in_use, stream.driver.on(stream.device):
@@ -161,22 +161,21 @@ class NcclConnection:
             raise
         except self.library.errors as error:
             raise DistBackendError(
-                f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN tells more"
+                f"NCCL failed in {call.header}: {error}; NCCL_DEBUG=WARN logs more"
             ) from error
 
     def split(self, call: Call, color: int, key: int) -> tuple[NcclComm, DeviceStream] | None:
-        """Return the communicator of the members with this ``color``, and a stream for it.
+        """Return the communicator of the members with the same ``color``, and a stream for it.
 
-        All members call; ``can_split`` must be true. Waits for the calls under way. None for
-        ``NO_COLOR``.
+        All members must call it, and ``can_split`` must be true. Waits for running calls. Returns
+        None for ``NO_COLOR``.
         """
         comm, stream = self._comm, self._stream
         assert comm is not None
         assert stream is not None
         if not self.watchdog.drain(call.deadline.remaining()):
             raise CommunicatorTimeoutError(
-                f"{call.header}: the calls before it were not done within"
-                f" {call.deadline.seconds:g} s",
+                f"{call.header}: earlier calls did not end within {call.deadline.seconds:g} s",
                 None,
             )
         with self._in_use:
@@ -188,7 +187,7 @@ class NcclConnection:
 
     def check_open(self, call: Call) -> None:
         """Raise the error that ended the connection, if any."""
-        reason = self.abort_reason  # set after the watchdog's error, if any
+        reason = self.abort_reason  # Read first: it is set after the watchdog's error.
         self.watchdog.check_for(call)
         if reason is not None:
             raise CommunicatorAbortedError(reason)
@@ -208,7 +207,7 @@ class NcclConnection:
             ).start()
 
     def end(self, error: DistError) -> None:
-        """End NCCL's work, for all members: its kernels end in error elsewhere. May block."""
+        """Abort NCCL's work. The other members' kernels then fail. May block."""
         with self._lock:
             if self.abort_reason is None:
                 self.abort_reason = str(error)
@@ -217,7 +216,7 @@ class NcclConnection:
         if comm is not None:
             free = self._in_use.acquire(timeout=_IN_USE_SECONDS)
             try:
-                # A broken communicator reports its known error once more.
+                # A failed communicator raises its error again.
                 with suppress(*self.library.errors):
                     comm.abort()
             finally:
@@ -225,15 +224,15 @@ class NcclConnection:
                     self._in_use.release()
 
     def finish(self, seconds: float) -> None:
-        """Wait until the calls under way are done; abort them if that takes too long."""
+        """Wait until the running calls are done; abort them after ``seconds``."""
         if self._comm is not None and not self.watchdog.drain(seconds):
-            reason = "the communicator was closed while the device was at work"
+            reason = "the communicator was closed while calls were running on the device"
             self._give_up(CommunicatorAbortedError(reason))
 
     def close(self) -> None:
-        """Destroy the communicator and its stream; no call is under way. Idempotent."""
+        """Destroy the communicator and its stream. No call may be running. Idempotent."""
         with self._lock:
-            # The watchdog may be aborting it at this moment: only one of the two takes and ends it.
+            # The watchdog may abort it at the same time; only one thread may end it.
             comm, self._comm = self._comm, None
             if self.abort_reason is None:
                 self.abort_reason = "the communicator was closed"
@@ -252,7 +251,7 @@ class NcclConnection:
 
     def _async_error(self) -> str | None:
         if not self._in_use.acquire(blocking=False):
-            return None  # asked again soon
+            return None  # The watchdog polls again soon.
         try:
             comm = self._comm
             error = None if comm is None else comm.async_error()
@@ -260,4 +259,4 @@ class NcclConnection:
             error = str(raised)
         finally:
             self._in_use.release()
-        return None if error is None else f"NCCL reports {error}; NCCL_DEBUG=WARN tells more"
+        return None if error is None else f"NCCL reports {error}; NCCL_DEBUG=WARN logs more"

@@ -1,10 +1,9 @@
-"""The few functions of NCCL that are used, and who provides them.
+"""The functions of NCCL that are used, and the packages that provide them.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-``nccl4py`` (NVIDIA's own) is preferred where it is installed; CuPy's ``cupy.cuda.nccl``, which its
-maintainers want to give up, is the other one. Both take plain addresses, counts, NCCL's codes and
-stream handles.
+NVIDIA's ``nccl4py`` is used if it is installed, else CuPy's ``cupy.cuda.nccl``, which CuPy plans to
+drop. Both accept plain addresses, counts, NCCL's codes and stream handles.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Any, Protocol
 from transport._errors import DistBackendError
 
 OLDEST = 21000
-"""2.10: the first with bfloat16 and the average; as NCCL writes it, major * 10000 + minor * 100."""
+"""NCCL 2.10, the first version with bfloat16 and AVG; encoded as major * 10000 + minor * 100."""
 SPLITS = 21800
-"""2.18: the first with ``ncclCommSplit``."""
+"""NCCL 2.18, the first version with ``ncclCommSplit``."""
 NO_COLOR = -1
-"""The color of members that enter no part of a communicator that is split."""
+"""The color of members that are in no part of a split communicator."""
 
 SUM, PROD, MAX, MIN, AVG = range(5)
 UINT8 = 1
@@ -39,12 +38,12 @@ DTYPES = {
 
 
 class NcclComm(Protocol):
-    """A member of an NCCL communicator. All but ``abort`` from one thread at a time."""
+    """A member of an NCCL communicator. One thread at a time may use it, except for ``abort``."""
 
     def all_reduce(
         self, source: int, into: int, count: int, dtype: int, op: int, stream: int
     ) -> None:
-        """Reduce ``count`` elements; ``source`` may be ``into``, here and below."""
+        """Reduce ``count`` elements. Here and below, ``source`` may be ``into``."""
         ...
 
     def reduce(
@@ -56,30 +55,30 @@ class NcclComm(Protocol):
     def broadcast(
         self, source: int, into: int, count: int, dtype: int, root: int, stream: int
     ) -> None:
-        """Copy ``root``'s ``source`` into everybody's ``into``."""
+        """Copy ``root``'s ``source`` into every member's ``into``."""
         ...
 
     def all_gather(self, source: int, into: int, count: int, dtype: int, stream: int) -> None:
-        """Gather ``count`` elements of each member, one behind the other."""
+        """Gather ``count`` elements of each member, in rank order."""
         ...
 
     def reduce_scatter(
         self, source: int, into: int, count: int, dtype: int, op: int, stream: int
     ) -> None:
-        """Reduce; member i gets the ``count`` elements of part i."""
+        """Reduce ``size * count`` elements; member i gets the ``count`` elements of part i."""
         ...
 
     def send(self, source: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        """Send to ``peer``."""
+        """Send ``count`` elements to ``peer``."""
         ...
 
     def recv(self, into: int, count: int, dtype: int, peer: int, stream: int) -> None:
-        """Receive from ``peer``."""
+        """Receive ``count`` elements from ``peer``."""
         ...
 
     def split(self, color: int, key: int) -> NcclComm | None:
-        """Return the communicator of the members with this ``color``, in the order of ``key``;
-        None for ``NO_COLOR``. All members call, with no work under way. Blocks until they have.
+        """Return the communicator of the members with the same ``color``, ordered by ``key``; None
+        for ``NO_COLOR``. Blocks until all members call it, which they must while no work runs.
         """
         ...
 
@@ -88,11 +87,11 @@ class NcclComm(Protocol):
         ...
 
     def abort(self) -> None:
-        """End all work under way and release the communicator. May block; from any thread."""
+        """Abort all running work and free the communicator. May block. Any thread may call it."""
         ...
 
     def destroy(self) -> None:
-        """Release the communicator, on which no work is under way."""
+        """Free the communicator. No work may be running."""
         ...
 
 
@@ -105,7 +104,7 @@ class NcclLibrary(Protocol):
     """The exceptions that its functions raise when NCCL reports an error."""
 
     def version(self) -> int:
-        """Return the version of NCCL, as NCCL writes it."""
+        """Return the version of NCCL in NCCL's encoding."""
         ...
 
     def unique_id(self) -> bytes:
@@ -113,15 +112,15 @@ class NcclLibrary(Protocol):
         ...
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
-        """Enter on the calling thread's current device. Blocks until all members have."""
+        """Join with the calling thread's current device. Blocks until all members have joined."""
         ...
 
     def group_start(self) -> None:
-        """Begin calls of the calling thread that are to go on side by side."""
+        """Begin a group of calls of this thread that NCCL runs concurrently."""
         ...
 
     def group_end(self) -> None:
-        """Start what was gathered since ``group_start``."""
+        """Start the calls made since ``group_start``."""
         ...
 
 
@@ -153,7 +152,7 @@ class _CupyComm:
 
 
 class CupyNccl:
-    """NCCL as CuPy provides it."""
+    """NCCL as provided by CuPy."""
 
     name = "cupy.cuda.nccl"
 
@@ -165,25 +164,25 @@ class CupyNccl:
         self.unique_id = self._module.get_unique_id
         self.group_start = self._module.groupStart
         self.group_end = self._module.groupEnd
-        has_it = hasattr(self._module.NcclCommunicator, "commSplit")
-        self.can_split = has_it and self.version() >= SPLITS
+        has_split = hasattr(self._module.NcclCommunicator, "commSplit")
+        self.can_split = has_split and self.version() >= SPLITS
         self.errors = (self._module.NcclError,)
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
-        """Enter on the calling thread's current device. Blocks until all members have."""
+        """Join with the calling thread's current device. Blocks until all members have joined."""
         return _CupyComm(self._module, self._module.NcclCommunicator(size, unique_id, rank))
 
 
 class _Nccl4PyComm:
-    # Results of ncclCommGetAsyncError without an error: success, and a start in progress.
-    _FINE = (0, 7)
+    # Results of ncclCommGetAsyncError without an error: success, and initialisation in progress.
+    _NO_ERROR = (0, 7)
 
     def __init__(self, bindings: Any, comm: Any) -> None:
         self._bindings = bindings
         self._comm = comm
 
         def of(function: Any) -> Any:
-            """Return ``function`` with the communicator as its argument before the stream."""
+            """Return ``function`` with the communicator bound as the argument before the stream."""
 
             def call(*arguments: Any) -> None:
                 function(*arguments[:-1], comm, arguments[-1])
@@ -204,7 +203,7 @@ class _Nccl4PyComm:
 
     def async_error(self) -> str | None:
         code = int(self._bindings.comm_get_async_error(self._comm))
-        return None if code in self._FINE else self._bindings.get_error_string(code)
+        return None if code in self._NO_ERROR else self._bindings.get_error_string(code)
 
     def abort(self) -> None:
         self._bindings.comm_abort(self._comm)
@@ -214,7 +213,7 @@ class _Nccl4PyComm:
 
 
 class Nccl4Py:
-    """NCCL as nccl4py provides it: its bindings, since its core wants arrays of its own kinds."""
+    """NCCL as provided by nccl4py's bindings; its core API accepts only certain array types."""
 
     name = "nccl4py"
 
@@ -232,37 +231,37 @@ class Nccl4Py:
         return bytes(self._core.get_unique_id())
 
     def join(self, size: int, rank: int, unique_id: bytes) -> NcclComm:
-        """Enter on the calling thread's current device. Blocks until all members have."""
+        """Join with the calling thread's current device. Blocks until all members have joined."""
         ids = bytearray(unique_id)
         comm = self._bindings.comm_init_rank_scalable(size, rank, 1, ids, 0)
         return _Nccl4PyComm(self._bindings, comm)
 
 
 def has_provider() -> bool:
-    """True if a package is installed that brings NCCL."""
+    """Return whether a package that provides NCCL's functions is installed."""
     return find_spec("nccl") is not None or find_spec("cupy") is not None
 
 
 def load_nccl() -> NcclLibrary:
-    """Return NCCL. Raises DistBackendError that says what to install, or that it is too old."""
+    """Return NCCL. Raises DistBackendError, with what to install, if it is missing or too old."""
     reasons: list[str] = []
     for provider in (Nccl4Py, CupyNccl):
         try:
             library = provider()
             check_version(library)
-        except Exception as error:  # noqa: BLE001 (each has ways of its own to miss something)
+        except Exception as error:  # noqa: BLE001 (providers raise different errors)
             reasons.append(f"{provider.name}: {error}")
         else:
             return library
     raise DistBackendError(
-        f"backend 'nccl' found no NCCL that it can use ({'; '.join(reasons)}). Install one with"
-        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or let the arrays travel via"
-        " the host with backend 'cuda:staged'"
+        f"backend 'nccl' found no usable NCCL ({'; '.join(reasons)}). Install it with"
+        " `pip install nccl4py nvidia-nccl-cu13` (or -cu12), or send the arrays through the host"
+        " with backend 'cuda:staged'"
     )
 
 
 def check_version(library: NcclLibrary) -> None:
-    """Raise DistBackendError for an NCCL that lacks what is used here."""
+    """Raise DistBackendError if NCCL is older than ``OLDEST``."""
     version = library.version()
     if version < OLDEST:
         raise DistBackendError(
@@ -272,7 +271,7 @@ def check_version(library: NcclLibrary) -> None:
 
 
 def version_text(version: int) -> str:
-    """Return a version as people write it: ``2.27.3``."""
-    # Before 2.9 the parts had fewer digits.
-    major, rest = divmod(version, 10000) if version >= 10000 else divmod(version, 1000)
-    return f"{major}.{rest // 100}.{rest % 100}"
+    """Return a version in the usual form, such as ``2.27.3``."""
+    # Before 2.9, the encoding was major * 1000.
+    major, minor = divmod(version, 10000) if version >= 10000 else divmod(version, 1000)
+    return f"{major}.{minor // 100}.{minor % 100}"

@@ -1,4 +1,4 @@
-"""Exchanging hosts, GPUs and the unique id before NCCL connects.
+"""The exchange of hosts, GPUs and the unique id before NCCL connects.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 """
@@ -25,30 +25,30 @@ def meet(
     device: int,
     call: Call,
 ) -> tuple[bytes, bool]:
-    """Meet the other members within the deadline of ``call``.
+    """Exchange places and the unique id with the other members within the deadline of ``call``.
 
     Returns the communicator's unique id, and whether every member's NCCL can split it.
 
-    Raises DistBackendError when two members share a GPU, which NCCL refuses, or have different
-    versions of NCCL. Raises CommunicatorTimeoutError that names the missing members.
+    Raises DistBackendError if two members share a GPU, which NCCL refuses, or have different
+    versions of NCCL. Raises CommunicatorTimeoutError, which names a missing member.
     """
-    me = {
+    own = {
         "host": this_machine(),
         "gpu": driver.device_id(device),
         "nccl": library.version(),
         "splits": library.can_split,
     }
     store, rank = membership.store, membership.rank
-    # All members may close a group and make it again: keys of an earlier turn are old.
-    turn = store.add(f"turns/{rank}", 1)
+    # A group may be closed and created again; each time it uses new keys.
+    generation = store.add(f"turns/{rank}", 1)
     if rank == 0:
-        store.set(f"id/{turn}", library.unique_id())
-    store.set(f"place/{turn}/{rank}", json.dumps(me))
+        store.set(f"id/{generation}", library.unique_id())
+    store.set(f"place/{generation}/{rank}", json.dumps(own))
     members = range(membership.size)
-    written = keys.read_all(lambda peer: f"place/{turn}/{peer}", members, call)
+    written = keys.read_all(lambda peer: f"place/{generation}/{peer}", members, call)
     places = [json.loads(written[peer]) for peer in members]
     _check(membership, places)
-    unique_id = keys.read(f"id/{turn}", 0, call)
+    unique_id = keys.read(f"id/{generation}", 0, call)
     return unique_id, all(place["splits"] for place in places)
 
 
@@ -59,12 +59,12 @@ def _check(membership: Membership, places: list[dict[str, Any]]) -> None:
         if other != rank:
             raise DistBackendError(
                 f"{membership.describe(other)} and {membership.describe(rank)} both use the GPU"
-                f" {place['gpu']} of one host, and NCCL needs one for each rank. Give each rank its"
-                " own (init_device_mesh('cuda', ...) takes number LOCAL_RANK), start fewer ranks,"
-                " or use backend 'cuda:cuda_ipc' (one host) or 'cuda:staged', which share a GPU"
+                f" {place['gpu']} of one host, but NCCL needs a GPU for each rank. Assign each rank"
+                " its own (init_device_mesh('cuda', ...) uses LOCAL_RANK), start fewer ranks, or"
+                " use backend 'cuda:cuda_ipc' (one host) or 'cuda:staged', which share a GPU"
             )
     for rank, place in enumerate(places):
-        # Members of one release work together, whatever the patch level.
+        # Different patch levels of one release are compatible.
         if place["nccl"] // 100 != places[0]["nccl"] // 100:
             raise DistBackendError(
                 f"{membership.describe(0)} has NCCL {version_text(places[0]['nccl'])},"

@@ -1,11 +1,11 @@
-"""NCCL's codes of dtypes and operations, and buffers in the form that it takes.
+"""NCCL's codes of dtypes and operations, and buffers in the form that NCCL requires.
 
-It takes the parts of a call as one contiguous block, and inputs that were scaled before.
+NCCL requires the parts of a call in one contiguous block, and inputs that are already scaled.
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-Work that these functions put on a stream is ordered with NCCL's work there. New memory is added to
-``owners``, which keep it until that work is done.
+Functions queue their work on the same stream as NCCL's work. They add new memory to ``owners``,
+which the caller must hold until that work is done.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transport._operands.reduce_op import RedOpType, ReduceOp, reduction_dtype
 _OPS = {
     RedOpType.SUM: nccl.SUM,
     RedOpType.AVG: nccl.AVG,
-    RedOpType.PREMUL_SUM: nccl.SUM,  # of inputs that were scaled before
+    RedOpType.PREMUL_SUM: nccl.SUM,  # The inputs are already scaled.
     RedOpType.PRODUCT: nccl.PROD,
     RedOpType.MIN: nccl.MIN,
     RedOpType.MAX: nccl.MAX,
@@ -39,35 +39,35 @@ _BOOL_OPS = {
     RedOpType.BAND: nccl.MIN,
     RedOpType.BOR: nccl.MAX,
 }
-# A complex number is two real ones for operations that do not mix its parts.
+# Operations that do not mix the parts treat a complex number as two real numbers.
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 _BY_PARTS = frozenset({RedOpType.SUM, RedOpType.AVG, RedOpType.PREMUL_SUM})
 
 
 @dataclass(frozen=True, slots=True)
 class NcclCodes:
-    """NCCL's codes of a dtype and an operation, and NCCL's elements in one of ours."""
+    """NCCL's codes of a dtype and an operation; an element counts as ``each`` NCCL elements."""
 
     dtype: int
     op: int
     each: int
 
     def count(self, size: int) -> int:
-        """Return the number of NCCL's elements in ``size`` of ours."""
+        """Return the number of NCCL elements for ``size`` elements of the dtype."""
         return size * self.each
 
 
 def codes_for_copy(dtype: np.dtype[Any]) -> NcclCodes:
-    """Return how elements of ``dtype`` are moved: as bytes, whatever they are."""
+    """Return the codes for copying elements of ``dtype``, which is always done as bytes."""
     return NcclCodes(nccl.UINT8, nccl.SUM, dtype.itemsize)
 
 
 def codes_for_reduction(dtype: np.dtype[Any], op: ReduceOp) -> NcclCodes | None:
-    """Return how ``dtype`` is reduced by ``op``, or None when NCCL cannot.
+    """Return the codes for reducing ``dtype`` by ``op``, or None if NCCL cannot do it.
 
-    NCCL lacks 8-bit floats on every GPU, 16-bit integers, bitwise operations and products of
-    complex numbers. A scale factor for each element is not supported. Scaling a 16-bit float before
-    would round it twice.
+    NCCL supports 8-bit floats only on some GPUs, and lacks 16-bit integers, bitwise operations and
+    products of complex numbers. A scale factor for each element is not supported. Scaling a 16-bit
+    float beforehand would round it twice.
     """
     if op.kind is RedOpType.PREMUL_SUM and (
         np.ndim(op.factor) > 0 or reduction_dtype(dtype) != dtype
@@ -87,17 +87,17 @@ def codes_for_reduction(dtype: np.dtype[Any], op: ReduceOp) -> NcclCodes | None:
 
 
 def have_one_size(flats: Sequence[DeviceFlat]) -> bool:
-    """True if the buffers have one size. All members know the sizes, so they agree."""
+    """Return whether all buffers have the same size. The result is the same on all members."""
     return len({flat.size for flat in flats}) == 1
 
 
 def are_one_block(flats: Sequence[DeviceFlat]) -> bool:
-    """True if the buffers are contiguous here. Another member's may not be."""
+    """Return whether the buffers form one contiguous block, which may differ between members."""
     return all(one.pointer + one.nbytes == other.pointer for one, other in pairwise(flats))
 
 
 def new_block(stream: DeviceStream, flats: Sequence[DeviceFlat], owners: list[object]) -> int:
-    """Return the address of new memory for all of ``flats``, one behind the other."""
+    """Return the address of new memory for all of ``flats``, one after the other."""
     nbytes = sum(flat.nbytes for flat in flats)
     memory = stream.driver.scratch(nbytes, stream.device, stream.handle)
     owners.append(memory)
@@ -105,13 +105,13 @@ def new_block(stream: DeviceStream, flats: Sequence[DeviceFlat], owners: list[ob
 
 
 def copy(stream: DeviceStream, like: DeviceFlat, into: int, source: int) -> None:
-    """Copy as many bytes as ``like`` has."""
+    """Copy ``like.nbytes`` bytes from address ``source`` to ``into``."""
     if like.size and into != source:
         stream.driver.copy(into, source, like.nbytes, stream.handle)
 
 
 def scale(stream: DeviceStream, flat: DeviceFlat, into: int, op: ReduceOp) -> None:
-    """Write the scaled ``flat`` to ``into`` if ``op`` scales."""
+    """Write the scaled ``flat`` to the address ``into`` if ``op`` scales, else do nothing."""
     if op.kind is RedOpType.PREMUL_SUM and flat.size:
         stream.driver.scale(into, flat.pointer, flat.dtype, flat.size, op.factor, stream.handle)
 

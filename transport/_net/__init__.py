@@ -1,4 +1,4 @@
-"""Sockets: made, authenticated, encrypted, waited for."""
+"""Sockets: connecting, authentication, encryption, event loops."""
 
 LOOPBACK = "127.0.0.1"
-"""This machine, as only its own processes reach it."""
+"""The address that only processes of this machine can reach."""

@@ -1,8 +1,8 @@
-"""Accepts connections in a selector loop and hands on those that passed the handshake.
+"""Accepts connections in a selector loop, and delivers those that pass the handshake.
 
-Strangers cost little. An unproved connection gets ``HANDSHAKE_SECONDS`` and a bounded number of
-bytes. The acceptor keeps a bounded number of them and drops the oldest for newer ones, silent ones
-first. No connection waits for another one, nor for its TLS.
+Unauthenticated connections cost little. Each gets ``HANDSHAKE_SECONDS`` and a bounded number of
+bytes. The acceptor holds a bounded number of them and drops the oldest for newer ones, silent ones
+first. No connection waits for another one's handshake.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _ACCEPTS_A_TURN = 32
 _MAX_PENDING = 1024
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_SECONDS = 0.1
-# Bytes read and discarded from a peer that was told why TLS fails.
+# Bytes read and discarded from a peer that was sent the reason why TLS failed.
 _MAX_DISCARDED = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A connection that has not proved itself."""
+    """A connection that has not authenticated yet."""
 
     sock: socket.socket
     expires: float
     handshake: Handshake | None
-    """None before TLS's own."""
+    """None before TLS's own handshake."""
     received: bytes = b""
     discarded: int | None = None
 
@@ -51,16 +51,16 @@ class _Pending:
 class Acceptor:
     """Serves a listening socket in the caller's selector loop. One thread only.
 
-    ``deliver`` is given each connection that has proved itself: authenticated, non-blocking,
-    tuned, and not registered; with ``tls``, a ``TlsSocket``. The loop (as ``EventLoop`` does) must
-    call a ready key's ``data(events)``, pass ``seconds_to_wait()`` to ``select`` and call
-    ``expire()`` once a turn::
+    ``deliver`` is called with each authenticated connection: non-blocking, tuned, and not
+    registered; with ``tls``, a ``TlsSocket``. The loop (as ``EventLoop`` does) must call a ready
+    key's ``data(events)``, pass ``seconds_to_wait()`` to ``select`` and call ``expire()`` once per
+    turn::
 
         for key, events in selector.select(acceptor.seconds_to_wait()):
             key.data(events)
         acceptor.expire()
 
-    The listener belongs to the acceptor from now on.
+    The acceptor owns the listener.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Acceptor:
         self._tls = tls
         self._selector = selector
         self._deliver = deliver
-        # By age, which is also the order of expiry. A connection that has sent a hello is dropped
-        # last.
+        # Oldest first, which is also the order of expiry. Silent connections are dropped before
+        # those that have sent a hello.
         self._silent: OrderedDict[_Pending, None] = OrderedDict()
         self._greeted: OrderedDict[_Pending, None] = OrderedDict()
         self._resume_at: float | None = None
@@ -92,7 +92,7 @@ class Acceptor:
         return len(self._silent) + len(self._greeted)
 
     def seconds_to_wait(self) -> float | None:
-        """Return after how many seconds ``expire`` has something to do, or None."""
+        """Return the seconds until ``expire`` has work, or None."""
         moments = [
             next(iter(pending)).expires for pending in (self._silent, self._greeted) if pending
         ]
@@ -101,19 +101,19 @@ class Acceptor:
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
     def expire(self) -> None:
-        """Drop those whose time is over; accept again after a shortage of descriptors."""
+        """Drop expired connections; accept again after a shortage of descriptors."""
         if not self._silent and not self._greeted and self._resume_at is None:
             return
         now = time.monotonic()
         for pending in (self._silent, self._greeted):
             while pending and next(iter(pending)).expires <= now:
-                self._drop(next(iter(pending)), "it did not prove itself in time")
+                self._drop(next(iter(pending)), "it did not authenticate in time")
         if self._resume_at is not None and self._resume_at <= now:
             self._resume_at = None
             self._selector.register(self._listener, selectors.EVENT_READ, self._on_listener)
 
     def close(self) -> None:
-        """Stop listening and drop all that are pending. Delivered connections live on."""
+        """Stop listening and drop all pending connections. Delivered connections stay open."""
         if self._resume_at is None and self._listener.fileno() >= 0:
             self._selector.unregister(self._listener)
         self._listener.close()
@@ -121,7 +121,7 @@ class Acceptor:
             self._drop(pending, "the server is closing")
 
     def _on_listener(self, _events: int) -> None:
-        # A few a turn: the handshakes under way go on between floods.
+        # A few per turn, so that a flood does not block pending handshakes.
         for _ in range(_ACCEPTS_A_TURN):
             try:
                 sock, _ = self._listener.accept()
@@ -131,7 +131,7 @@ class Acceptor:
                 if error.errno not in _OUT_OF_RESOURCES:
                     continue  # it hung up while it was queued
                 if self.pending:
-                    self._drop_oldest("descriptors are short")
+                    self._drop_oldest("too few file descriptors are left")
                     continue
                 _LOGGER.warning("cannot accept connections for a moment: %s", error)
                 self._selector.unregister(self._listener)
@@ -174,12 +174,12 @@ class Acceptor:
             self._drop(pending, str(error))
 
     def _shake_tls(self, pending: _Pending) -> Handshake | None:
-        """Go on with TLS's own handshake; return ours when that is over."""
+        """Continue TLS's handshake; return the job's handshake once it is done."""
         assert self._tls is not None
         if is_tls(pending.sock):
             sock = pending.sock
         elif pending.sock.recv(1, socket.MSG_PEEK) != TLS_BEGINS:
-            # It will be refused, in its own words.
+            # The peer does not use TLS: refuse it in the plain protocol.
             pending.handshake = Handshake(self._secret, initiator=False, tls=True)
             return pending.handshake
         else:
@@ -196,7 +196,7 @@ class Acceptor:
             return None
         if awaited:
             if awaited & select.POLLOUT:
-                self._drop(pending, "it does not take our answer")
+                self._drop(pending, "it does not read the answer")
             return None
         binding = sock.binding
         pending.handshake = Handshake(self._secret, initiator=False, tls=True, binding=binding)
@@ -204,7 +204,7 @@ class Acceptor:
 
     def _shake(self, pending: _Pending, handshake: Handshake) -> None:
         while handshake.wanted:
-            # Never more than the message: what follows belongs to the connection's user.
+            # No more than the message: later bytes are for the connection's user.
             data = pending.sock.recv(handshake.wanted - len(pending.received))
             if not data:
                 unasked = pending in self._silent and not pending.received
@@ -217,9 +217,9 @@ class Acceptor:
             answer = handshake.receive(pending.received)
             in_tls = pending.received[:1] == TLS_BEGINS
             pending.received = b""
-            # A fresh connection's buffer takes these few bytes, or something is wrong.
+            # A new connection's buffer has room for these few bytes, or something is wrong.
             if answer and pending.sock.send(answer) != len(answer):
-                self._drop(pending, "it does not take our answer")
+                self._drop(pending, "it does not read the answer")
                 return
             if handshake.refusal:
                 (self._dismiss if in_tls else self._drop)(pending, handshake.refusal)
@@ -243,7 +243,7 @@ class Acceptor:
         pending.sock.shutdown(socket.SHUT_WR)
 
     def _discard(self, pending: _Pending, discarded: int) -> None:
-        # Of a TlsSocket, the bytes as they come.
+        # Raw bytes, also of a TlsSocket.
         data = socket.socket.recv(pending.sock, _MAX_DISCARDED - discarded)
         pending.discarded = discarded + len(data)
         if not data or pending.discarded == _MAX_DISCARDED:
@@ -254,8 +254,8 @@ class Acceptor:
         self._drop(next(iter(self._silent or self._greeted)), reason)
 
     def _drop(self, pending: _Pending, reason: str, level: int = logging.INFO) -> None:
-        """Close a connection, and log why: at debug level for one that requested nothing, such as
-        a member's probe.
+        """Close a connection, and log the reason: at debug level if it sent nothing, as a member's
+        probe does.
         """
         self._forget(pending)
         _LOGGER.log(level, "refused a connection: %s", reason)

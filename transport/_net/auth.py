@@ -1,20 +1,20 @@
 """The handshake that begins every connection: both ends prove that they know the job's secret.
 
-Messages, each of a fixed size, so that a stranger's bytes are bounded::
+The messages have fixed sizes, which bounds the bytes of an unauthenticated connection::
 
     1. initiator -> acceptor   magic, version, has-secret flag, 32 fresh random bytes
-    2. acceptor -> initiator   the same, its own
+    2. acceptor -> initiator   the same fields, with its own random bytes
     3. initiator -> acceptor   HMAC-SHA256(secret, "initiator" + both hellos)
     4. acceptor -> initiator   HMAC-SHA256(secret, "acceptor" + both hellos)
 
 The proofs differ by role, so neither can be reflected. They are bound to both ends' fresh bytes, so
-neither can be replayed. The acceptor sends nothing before it has seen the magic, and proves nothing
-before the initiator has. This authenticates; it does not encrypt, so an attacker on the way can
-alter later packets. Inside TLS (``transport._net.tls``) the proofs also cover the acceptor's
+neither can be replayed. The acceptor sends nothing before it has received the magic, and no proof
+before the initiator's. The handshake authenticates, but does not encrypt: an attacker on the path
+can alter later packets. Inside TLS (``transport._net.tls``) the proofs also cover the acceptor's
 certificate.
 
-An end with TLS and one without find out here, too. The acceptor answers a plain hello with its own,
-whose flags demand TLS. It answers the beginning of TLS with an alert.
+The handshake also detects that only one end uses TLS. An acceptor with TLS answers a plain hello
+with its own, whose flags demand TLS. One without TLS answers the beginning of TLS with an alert.
 """
 
 from __future__ import annotations
@@ -42,29 +42,28 @@ _NONCE_BYTES = 32
 _HELLO_BYTES = len(_MAGIC) + 2 + _NONCE_BYTES
 _PROOF_BYTES = hashlib.sha256().digest_size
 MAX_UNPROVEN_BYTES = _HELLO_BYTES + _PROOF_BYTES
-"""The most bytes that are read from a connection before it has proved itself."""
+"""The most bytes that are read from a connection before it has authenticated."""
 
 TLS_BEGINS = b"\x16"
-"""The first byte of every TLS connection, and of no other that we know."""
+"""The first byte of every TLS connection, which no other known protocol sends first."""
 _NO_TLS = b"\x15\x03\x03\x00\x02\x02\x46"  # an alert: fatal, protocol_version
 
 
 class HandshakeInterruptedError(AuthenticationError):
-    """The other end hung up before it said anything, since it is closing or too busy, or there is
-    no way to it any more. Try again.
+    """The other end became unreachable, or hung up before its hello, because it is closing or too
+    busy. Try again.
     """
 
 
 class Handshake:
     """One end of a handshake as a state machine without input or output.
 
-    Send ``start()``, then give it messages of exactly ``wanted`` bytes and send what it returns,
-    until ``wanted`` is 0. When ``refusal`` is set the handshake has failed: send the last answer
-    (the other end learns why), then hang up.
+    Send ``start()``. Then pass each message of exactly ``wanted`` bytes to ``receive`` and send
+    the answer, until ``wanted`` is 0. If ``refusal`` is set, the handshake has failed: send the
+    last answer, which contains the reason, then hang up.
 
-    With ``tls``, the other end must want TLS too, and the handshake must run inside it. Then
-    ``binding`` is the same on both ends, and differs on every connection of a man in the middle
-    (else None).
+    With ``tls``, the other end must require TLS too, and the handshake must run inside it. Then
+    ``binding`` is equal on both ends, unless a man in the middle has two TLS connections.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Handshake:
 
     @property
     def answered(self) -> bool:
-        """True if the other end has said hello."""
+        """True if the other end has sent its hello."""
         return bool(self._their_hello)
 
     def start(self) -> bytes:
@@ -100,7 +99,7 @@ class Handshake:
         return self._hello if self._initiator else b""
 
     def receive(self, message: bytes) -> bytes:
-        """Take the next message, of ``wanted`` bytes; return the answer (maybe empty)."""
+        """Process the next message, of ``wanted`` bytes; return the answer, which may be empty."""
         if self._their_hello:
             return self._receive_proof(message)
         return self._receive_hello(message)
@@ -110,8 +109,8 @@ class Handshake:
         if self._initiator and self._their_hello:
             return "the other end refused our proof: it has another secret"
         if not self._their_hello and received == 0:
-            return "the other end hung up without a word"
-        return "the other end hung up in the middle of the handshake"
+            return "the other end hung up before its hello"
+        return "the other end hung up during the handshake"
 
     def _receive_hello(self, message: bytes) -> bytes:
         size = len(_MAGIC)
@@ -172,13 +171,13 @@ def authenticate(
     initiator: bool,
     behind: bytes = b"",
 ) -> None:
-    """Carry out the handshake on a connected socket, blocking at most until the deadline.
+    """Run the handshake on a connected socket, blocking until the deadline at most.
 
-    Exactly one end is the ``initiator`` (the one that connected). With a ``secret`` of None on
-    both ends it checks the protocol only. The initiator sends ``behind`` together with its proof,
-    before it knows whether the other end knows the secret. TLS's own handshake comes first on a
-    ``TlsSocket``. The socket is left open either way, in any timeout mode. Raises
-    AuthenticationError that says what was wrong.
+    Exactly one end is the ``initiator``: the one that connected. Without a ``secret`` on both
+    ends, only the protocol is checked. The initiator sends ``behind`` together with its proof,
+    before the other end has proved that it knows the secret. On a ``TlsSocket``, TLS's handshake
+    runs first. The socket stays open, in any timeout mode. Raises AuthenticationError with the
+    reason.
     """
     handshake = Handshake(secret, initiator=initiator)
     try:
@@ -195,7 +194,7 @@ def authenticate(
     except OSError as error:
         if isinstance(error, TimeoutError) and deadline.expired:
             raise AuthenticationError(
-                f"handshake with {_peer(sock)} failed: the other end said nothing"
+                f"handshake with {_peer(sock)} failed: the other end sent nothing"
                 f" for {deadline.seconds:g} s",
                 refused=False,
             ) from error
@@ -206,8 +205,8 @@ def authenticate(
             ) from error
         if is_tls(sock) and (reason := sock.explain(error)) is not None:
             raise AuthenticationError(f"handshake with {_peer(sock)} failed: {reason}") from error
-        unheard = initiator and not handshake.answered
-        kind = HandshakeInterruptedError if unheard else AuthenticationError
+        unanswered = initiator and not handshake.answered
+        kind = HandshakeInterruptedError if unanswered else AuthenticationError
         raise kind(
             f"handshake with {_peer(sock)} failed: {handshake.explain_end(0)} ({error})",
             refused=handshake.answered,

@@ -1,4 +1,4 @@
-"""A selector and the thread that serves it: what a store's server and ranks' endpoints run in."""
+"""A selector and its thread, which run a store's server and ranks' endpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transport._waiting.polling import Wakeup
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
-# After an error in ``turn`` it is called again; if it fails each time, not all the time.
+# The pause before ``turn`` is called again after an error.
 _PAUSE_SECONDS = 0.1
 
 OnEvent = Callable[[int], None]
@@ -22,13 +22,14 @@ OnEvent = Callable[[int], None]
 class EventLoop:
     """Serves ``selector`` in a daemon thread called ``name``, from ``start`` until ``stop``.
 
-    A ready key's ``data``, an ``OnEvent``, is called with the events. The loop calls ``turn()``
-    before each wait: it does due work and returns the seconds until the next, or None. It calls
-    ``end()`` last, to close everything. All three run in the loop's thread and must not block.
+    The loop calls a ready key's ``data``, an ``OnEvent``, with the events. Before each wait it
+    calls ``turn()``, which does pending work and returns the seconds until the next call, or None.
+    It calls ``end()`` last, to close everything. All three run in the loop's thread and must not
+    block.
 
-    An error in one of them is logged and stops nothing else, because a rank's loop serves all of
-    its groups. After a failed callback its object is not served again, so its owner should catch
-    expected errors and clean up.
+    An error in one of them is logged and does not stop the loop, which serves all groups of a
+    rank. An object whose callback failed is not served again, so its owner should catch expected
+    errors and clean up.
     """
 
     def __init__(
@@ -45,21 +46,21 @@ class EventLoop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Have ``turn`` called soon. Thread-safe; never blocks."""
+        """Make the loop call ``turn`` soon. Thread-safe; never blocks."""
         wakeup = self._wakeup
         if wakeup is not None:
             wakeup.notify()
 
     def stop(self) -> None:
-        """End the thread, and wait for that unless this is it. Idempotent."""
+        """Stop the thread and join it, unless it is the calling thread. Idempotent."""
         if not self.stopping:
             self.stopping = True
             self.wake()
-        # Garbage is collected in any thread, also in this one.
+        # The garbage collector may call this in any thread, including the loop's.
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -67,7 +68,7 @@ class EventLoop:
         try:
             return self._turn()
         except Exception:
-            _LOGGER.exception("%s: what was due failed", self._thread.name)
+            _LOGGER.exception("%s: the loop's work failed", self._thread.name)
             return _PAUSE_SECONDS
 
     def _run(self) -> None:
@@ -87,7 +88,7 @@ class EventLoop:
 
 
 def sooner(one: float | None, other: float | None) -> float | None:
-    """Return the smaller number of seconds; None stands for never."""
+    """Return the smaller number of seconds; None means never."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)

@@ -1,9 +1,9 @@
-"""Keeps a forked child from using what it inherits.
+"""Prevents a forked child from using inherited connections, groups and stores.
 
-A connection or a lock ends when the last copy of its descriptor is closed. So a copy in a child
-would hide the parent's death from its peers. And a child's call on its parent's groups or stores
-would be taken for the parent's. So objects of one process are closed in its forks, and refuse calls
-there. (Children started with exec inherit nothing of ours. Forks that bypass Python are not seen.)
+A connection or a lock ends when the last copy of its descriptor is closed, so a copy in a child
+would hide the parent's death from its peers. A child's calls on its parent's groups or stores would
+look like the parent's. So objects of one process are closed in its forks, and refuse calls there.
+Children started with exec inherit no descriptor. Forks that bypass Python are not detected.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """Anything that is released by ``close()``."""
+    """An object that ``close()`` releases."""
 
     def close(self) -> None:
-        """Release it."""
+        """Release the object."""
         ...
 
 
-# Inherently one a process, as the hook is that reads it.
+# One per process, like the hook that reads it.
 _OWNED: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
 
 
 def in_forked_children(owned: T, leave: Callable[[T], object]) -> None:
-    """Have ``leave(owned)`` called in every child that this process forks without exec.
+    """Call ``leave(owned)`` in every child that this process forks without exec.
 
-    It must take no lock of the parent's: a thread that is not in the child may have held it.
+    It must not acquire a lock of the parent's: a thread that the child lacks may have held it.
     """
     _OWNED[owned] = leave
 
 
 def close_in_forked_children(closable: Closable) -> None:
-    """Have ``closable`` closed in every child that this process forks without exec. It must be
-    something that weak references can refer to.
+    """Close ``closable``, which must support weak references, in every child that this process
+    forks without exec.
     """
     in_forked_children(closable, _close)
 
 
 class _ProcessId:
-    """The number of this process: a system call less wherever it is noted."""
+    """This process's id, cached to save a system call."""
 
     pid = os.getpid()
 
 
 def own_pid() -> int:
-    """Return the number of this process."""
+    """Return this process's id, without a system call."""
     return _ProcessId.pid
 
 
 def refusal(what: str, pid: int, instead: str) -> str | None:
     """Return why ``what``, which belongs to process ``pid``, cannot be used in this one.
 
-    ``instead`` completes "expected …". None if this is that process.
+    ``instead`` completes "expected …". None if ``pid`` is this process.
     """
     here = os.getpid()
     if here == pid:

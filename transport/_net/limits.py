@@ -1,4 +1,4 @@
-"""Error texts that name the system's limit that this process has reached."""
+"""Error messages that name the system's limits, and the memory that is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RECLAIMABLE = "inactive_file", "active_file", "slab_reclaimable"
 
 
 def explain(error: Exception) -> str:
-    """Return why ``error`` was raised: with the limit that was met, if it is one."""
+    """Return the message of ``error``, with the limit if this process has reached one."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -26,9 +26,9 @@ def explain(error: Exception) -> str:
 
 
 def memory_cgroups() -> Iterator[Path]:
-    """Yield the folders of this process's memory cgroup and of those above it, of either version.
+    """Yield the folders of this process's memory cgroup and its ancestors, of either version.
 
-    A container may not show all of them, and folders of one version have no files of the other.
+    A container may hide some of them. Each cgroup version has its own files.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -41,9 +41,9 @@ def memory_cgroups() -> Iterator[Path]:
 
 
 def memory_left() -> tuple[int, str]:
-    """Return the most bytes that this process can still get, and the limit in words.
+    """Return the most bytes that this process can still allocate, and a description of the limit.
 
-    More than that the kernel grants by killing a process. Less may be there: others use it too.
+    Beyond the limit, the kernel kills a process. Other processes share the limit.
     """
     machine = _read_table(Path("/proc/meminfo"))
     swap = machine.get("SwapFree:", 0) << 10
@@ -72,7 +72,7 @@ def _mebibytes(nbytes: int) -> str:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Return the bytes that the kernel would take back first: caches of files."""
+    """Return the bytes that the kernel would reclaim first: file caches."""
     table = _read_table(folder / "memory.stat")
     names = [f"total_{name}" for name in _RECLAIMABLE]  # version 1: with the groups below
     if not any(name in table for name in names):
@@ -88,7 +88,7 @@ def _swap_left(folder: Path) -> int:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Return the numbers of a file of lines with a name and a number; nothing if it cannot be."""
+    """Return the table in a file of lines with a name and a number; empty if unreadable."""
     table: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in path.read_text().splitlines():

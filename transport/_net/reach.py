@@ -1,10 +1,10 @@
-"""Telling a connection that the other end has closed from one that cannot be reached."""
+"""The distinction between a peer that closed its connection and an unreachable one."""
 
 from __future__ import annotations
 
 import errno
 
-_NO_WAY = {
+_UNREACHABLE = {
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,
     errno.EHOSTDOWN,
@@ -15,9 +15,10 @@ _NO_WAY = {
 
 
 def is_out_of_reach(error: object) -> bool:
-    """Return whether ``error`` says that nothing came of the other end for too long, or that there
-    is no way to it: its end is not known then. One that hangs up, or refuses, has ended.
+    """Return whether ``error`` means that the other end was silent for too long or has no route.
+
+    Such a peer may be alive. A peer that hangs up, or refuses a connection, has ended.
     """
     return isinstance(error, OSError) and (
-        error.errno in _NO_WAY or (isinstance(error, TimeoutError) and error.errno is None)
+        error.errno in _UNREACHABLE or (isinstance(error, TimeoutError) and error.errno is None)
     )

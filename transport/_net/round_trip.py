@@ -14,10 +14,10 @@ _NEVER = 0xFFFFFFFF
 
 
 def round_trip_of(sock: socket.socket) -> float:
-    """Return the shortest round trip of a connection so far, in seconds; 0.0 if it is unknown.
+    """Return the shortest round trip of a connection so far, in seconds; 0.0 if unknown.
 
-    It includes the time that the peer's kernel takes to answer, but no pauses of threads. A kernel
-    that does not report the shortest one gives the smoothed round trip instead.
+    It includes the response time of the peer's kernel, but no delays of threads. If the kernel
+    does not report the shortest round trip, return the smoothed one.
     """
     micros, info = 0, b""
     with contextlib.suppress(OSError, AttributeError):  # AttributeError: not on this system

@@ -1,5 +1,5 @@
-"""The job's secret: in the environment, or in a file that ``meshlib secret`` writes, for nodes that
-share a home.
+"""The job's secret: in the environment, or in a file from ``meshlib secret``, for nodes that share
+a home directory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ SECRET_BYTES = 32
 
 
 def secret_from_environment(variables: Mapping[str, str] | None = None) -> bytes | None:
-    """Return the secret that the launcher put into the environment, or None when there is none.
+    """Return the secret in the environment, else that in a file, or None.
 
-    Where no variable has it, the user's secret file has (see ``find_secret``). Raises
-    ValueError when the variable is not hexadecimal (its value is not shown), ValueError and OSError
-    for a file.
+    Raises ValueError if the variable is not hexadecimal (the message omits its value), and the
+    errors of ``find_secret``.
     """
     variables = os.environ if variables is None else variables
     text = variables.get(environment.SECRET, "")
@@ -34,7 +33,7 @@ def secret_from_environment(variables: Mapping[str, str] | None = None) -> bytes
 
 
 def home_secret_file(variables: Mapping[str, str]) -> Path | None:
-    """Return where the user's secret is, or would be; None for a process without a home."""
+    """Return the path of the user's secret file, None for a process without a home directory."""
     config, home = variables.get("XDG_CONFIG_HOME"), variables.get("HOME")
     if config:
         return Path(config, "meshlib", "secret")
@@ -44,8 +43,8 @@ def home_secret_file(variables: Mapping[str, str]) -> Path | None:
 def find_secret(variables: Mapping[str, str]) -> bytes | None:
     """Return the secret in ``MESHLIB_SECRET_FILE``, or else in the user's file; None without one.
 
-    Raises OSError when a file that is named cannot be read, ValueError for a file that holds no
-    secret, and for the user's own when others may read it.
+    Raises OSError if the file in the variable cannot be read, ValueError if a file holds no secret
+    or other users can read the user's file.
     """
     named = variables.get(environment.SECRET_FILE)
     if named:
@@ -56,7 +55,7 @@ def find_secret(variables: Mapping[str, str]) -> bytes | None:
             return None
         mode = path.stat().st_mode
     except OSError:
-        return None  # a home that this process may not look into is none of its own
+        return None  # a home directory that this process may not read is another user's
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ValueError(
             f"secret file {path} can be read or written by others (mode {stat.S_IMODE(mode):04o});"
@@ -66,9 +65,9 @@ def find_secret(variables: Mapping[str, str]) -> bytes | None:
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the secret that the file holds in hexadecimal digits; its content is never shown.
+    """Return the secret in a file of hexadecimal digits. Messages never show its content.
 
-    Raises OSError when it cannot be read, ValueError when it holds none.
+    Raises OSError if the file cannot be read, ValueError if it holds no secret.
     """
     text = path.read_bytes().strip()
     try:
@@ -84,9 +83,9 @@ def read_secret(path: Path) -> bytes:
 
 
 def write_secret(path: Path) -> bytes:
-    """Put a fresh secret into the file, which only its owner may read; return it.
+    """Write a new secret into the file, which only its owner may read; return the secret.
 
-    A file that is there already is replaced at once, so that no reader sees half of one.
+    An existing file is replaced atomically.
     """
     secret = os.urandom(SECRET_BYTES)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

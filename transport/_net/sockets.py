@@ -1,7 +1,7 @@
 """TCP sockets with deadlines: listen, connect, and move exact numbers of bytes.
 
-Everything that listens or connects does it through here, so that IPv6, ``TCP_NODELAY``, dead
-hosts, forked children and ports are treated once.
+All code that listens or connects uses this module, which handles IPv6, ``TCP_NODELAY``, dead
+hosts, forked children and ports.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _LOGGER = logging.getLogger("meshlib.transport")
 
 MAX_BACKLOG = 4096
 
-# A host that vanished without a word (power, cable) is noticed after about 11 seconds.
+# A host that vanished without closing its connections (power, cable) is noticed after 11 seconds.
 _KEEPALIVE = (
     (KEEPALIVE_IDLE, 5),
     (socket.TCP_KEEPINTVL, 2),
     (socket.TCP_KEEPCNT, 3),
 )
-# One attempt at one of several addresses; a black hole must not eat the whole deadline.
+# The time for one of several addresses, because a host that drops packets does not answer at all.
 _ATTEMPT_SECONDS = 5.0
-# The name of a starting machine may be unknown for a while (a pod's, until resolvers forget the
-# failed lookup: half a minute). But a typo should not take the whole deadline.
+# A starting machine's name may be unknown for a while (a pod's for half a minute, while resolvers
+# cache the failed lookup). But a typo should not cost the whole deadline.
 _UNKNOWN_NAME_SECONDS = 60.0
 _NAME_WARNING_SECONDS = 5.0
 _PAUSES = 0.002, 0.1, 1.5
-# Errors that waiting does not cure.
-_HOPELESS = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
+# Errors for which a retry is useless.
+_PERMANENT = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EAFNOSUPPORT, errno.EMFILE}
 
 
 def tune(sock: socket.socket) -> None:
-    """Set the options of a connected socket: fork safety, and over TCP no delay and keep-alive.
+    """Set the options of an accepted socket: fork safety, and for TCP no delay and keep-alive.
 
-    ``connect`` does it itself; after accepting a connection, call this.
+    ``connect`` has already set them.
     """
     close_in_forked_children(sock)
     if sock.family == socket.AF_UNIX:
@@ -69,10 +69,10 @@ def format_address(host: str, port: int) -> str:
 def listen(host: str | None = None, port: int = 0, backlog: int = MAX_BACKLOG) -> socket.socket:
     """Return a listening socket at ``host`` (a name or an IPv4 or IPv6 address).
 
-    None is the loopback; ``""`` is all interfaces, both families. Port 0 lets the kernel choose;
-    the caller reads it from ``getsockname()`` and publishes it, so nobody can take it in between.
+    None is the loopback; ``""`` is all interfaces, for both families. Port 0 lets the kernel
+    choose; see ``getsockname()``.
 
-    Raises DistNetworkError naming host and port when they cannot be bound.
+    Raises DistNetworkError with the host and the port if they cannot be bound.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 to 65535, got {port}")
@@ -82,14 +82,15 @@ def listen(host: str | None = None, port: int = 0, backlog: int = MAX_BACKLOG) -
             try:
                 return _bind(socket.AF_INET6, ("::", port), backlog, dual=True)
             except OSError as error:
-                # IPv6 may be compiled in and switched off.
+                # IPv6 may be compiled in, but disabled.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
         name = LOOPBACK if host is None else host or "0.0.0.0"  # noqa: S104 (asked for by name)
         found = _resolve(name, port, socket.AI_PASSIVE)
     except OSError as error:
         raise DistNetworkError(f"cannot listen on {where}: {_reason(error, host)}") from error
-    # A name for both families ("localhost") is served in the one that every client tries.
+    # For a name with addresses of both families ("localhost"), listen on IPv4, which all clients
+    # try.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     failure: OSError | None = None
     for family, _, _, _, address in found:
@@ -104,7 +105,7 @@ def listen(host: str | None = None, port: int = 0, backlog: int = MAX_BACKLOG) -
 def _bind(family: int, address: object, backlog: int, *, dual: bool = False) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Ports of connections that just ended may be bound again; one that is listened on may not.
+        # Allows ports of connections that just ended, but not a port that is in use.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
@@ -125,12 +126,12 @@ def connect(
     refusal_is_final: bool = False,
     before_attempt: Callable[[socket.socket], None] | None = None,
 ) -> socket.socket:
-    """Return a connection to ``host:port``, trying every address that the name stands for.
+    """Return a connection to ``host:port``, trying every address of the name.
 
-    Refused connections are tried again until the deadline: the other end may not listen yet. With
-    ``refusal_is_final``, a refusal means that the listener is gone. ``before_attempt`` is called
-    with each socket before it connects. Another thread may end the attempt with ``shutdown``, and
-    an exception of ``before_attempt`` ends them all.
+    Refused connections are retried until the deadline, because the other end may not listen yet.
+    With ``refusal_is_final``, a refusal ends the attempts. ``before_attempt`` is called with each
+    socket before it connects. Another thread may end the attempt by its ``shutdown``; an exception
+    of ``before_attempt`` ends all attempts.
 
     Raises DistNetworkError with the address, the seconds spent and the last error (its cause).
     """
@@ -143,18 +144,18 @@ def connect(
         except OSError as error:
             spent = time.monotonic() - begin
             unresolved = isinstance(error, socket.gaierror)
-            hopeless = error.errno in _HOPELESS and not unresolved
+            permanent = error.errno in _PERMANENT and not unresolved
             no_such_name = unresolved and error.errno != socket.EAI_AGAIN
             unknown = no_such_name and spent > _UNKNOWN_NAME_SECONDS
             gone = refusal_is_final and isinstance(error, ConnectionRefusedError)
-            if hopeless or unknown or gone or deadline.expired:
+            if permanent or unknown or gone or deadline.expired:
                 raise DistNetworkError(
                     f"cannot connect to {format_address(host, port)}: tried for {spent:.1f} s,"
                     f" last error: {_reason(error, host)}"
                 ) from error
             if unresolved and not warned and spent > _NAME_WARNING_SECONDS:
                 warned = True
-                _LOGGER.warning("cannot resolve %s yet (%s); asking again", host, error.strerror)
+                _LOGGER.warning("cannot resolve %s yet (%s); retrying", host, error.strerror)
         time.sleep(next_slice(pauses.next(deadline.remaining())))
 
 
@@ -166,13 +167,13 @@ def is_in_use(error: BaseException | None) -> bool:
 
 
 def _resolve(host: str, port: int, flags: int = 0) -> list[tuple[Any, ...]]:
-    """Return the addresses of ``host``; raises OSError, for what can be no name as well."""
-    # Python would load its codec for names of other scripts also for those that need none.
+    """Return the addresses of ``host``; raise OSError also for a malformed name."""
+    # For a str, Python would load its IDNA codec, even if the name does not need it.
     plain = host.isascii() and all(0 < len(part) < 64 for part in host.split("."))
     name = host.encode() if plain else host
     try:
         return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=flags)
-    except UnicodeError as error:  # a part of it is empty, or too long
+    except UnicodeError as error:  # a label is empty or too long
         raise socket.gaierror(socket.EAI_NONAME, f"not a host's name: {error}") from error
 
 
@@ -192,7 +193,7 @@ def _connect_once(
                 before_attempt(sock)
             _await_connection(sock, address, min(deadline.remaining(), _ATTEMPT_SECONDS))
             if sock.getsockname() == sock.getpeername():
-                # The kernel chose the target's own port as our source: we reached ourselves.
+                # The kernel chose the target port as the source port: the socket reached itself.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             tune(sock)
             sock.settimeout(None)
@@ -208,7 +209,7 @@ def _connect_once(
 
 
 def _await_connection(sock: socket.socket, address: Any, seconds: float) -> None:
-    """Connect ``sock``, without a time limit of its own from now on, within ``seconds``."""
+    """Connect ``sock`` within ``seconds``; the socket becomes non-blocking."""
     sock.setblocking(False)
     code = sock.connect_ex(address)
     if code == errno.EINPROGRESS:
@@ -233,7 +234,7 @@ def _reason(error: OSError, host: str | None) -> str:
 
 
 def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) -> None:
-    """Send all of ``data``. Raises TimeoutError past the deadline, OSError when it breaks."""
+    """Send all of ``data``. Raises TimeoutError past the deadline, OSError if sending fails."""
     rest = memoryview(data)
     while rest:
         with _for_a_while(sock, deadline):
@@ -243,7 +244,7 @@ def send_all(sock: socket.socket, data: bytes | memoryview, deadline: Deadline) 
 def recv_exact_into(sock: socket.socket, into: memoryview, deadline: Deadline) -> None:
     """Fill ``into`` (bytes) from ``sock``.
 
-    Raises TimeoutError past the deadline, ConnectionError when the stream ends before.
+    Raises TimeoutError past the deadline, ConnectionError if the stream ends before.
     """
     done, size = 0, into.nbytes
     while done < size:
@@ -265,8 +266,8 @@ def recv_exact(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 @contextmanager
 def _for_a_while(sock: socket.socket, deadline: Deadline) -> Generator[None]:
-    """Let ``sock`` wait for a piece of the time until ``deadline``. (Where the kernel has given the
-    connection up, its error has a number.)
+    """Let ``sock`` block for a slice of the time until ``deadline``, and suppress that timeout. A
+    TimeoutError with an errno is the kernel's, which has given up the connection.
     """
     seconds = deadline.piece()
     if seconds <= 0:
@@ -280,9 +281,9 @@ def _for_a_while(sock: socket.socket, deadline: Deadline) -> Generator[None]:
 
 
 def local_address_towards(host: str, port: int) -> str:
-    """Return this machine's address on the interface from which ``host`` is reached.
+    """Return this machine's address on the interface with the route to ``host``.
 
-    No packet is sent. Raises DistNetworkError when there is no route.
+    No packet is sent. Raises DistNetworkError if there is no route.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM)[0]
@@ -296,7 +297,7 @@ def local_address_towards(host: str, port: int) -> str:
 
 
 def is_local(host: str) -> bool:
-    """Return whether ``host`` is a name or an address of this machine, as far as it resolves."""
+    """Return whether ``host`` is a name or an address of this machine; False if unresolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -309,7 +310,7 @@ def is_local(host: str) -> bool:
 
 
 def resolves(host: str) -> bool:
-    """Return whether ``host`` is an address, or a name that is known here by now."""
+    """Return whether ``host`` is an address, or a name that resolves now."""
     try:
         return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except OSError:

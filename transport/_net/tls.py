@@ -1,11 +1,11 @@
-"""TLS under the handshake of a job, with certificates that the user gives.
+"""TLS for the connections of a job, with the user's certificates.
 
-Both ends show a certificate of the same authority. Inside TLS they prove that they know the job's
-secret, in a handshake that is bound to the acceptor's certificate. So a man in the middle with a
-certificate of the same authority cannot pass the proofs on. Ranks are reached by addresses found at
-run time, so no name or address in a certificate is compared.
+Both ends present a certificate of the same authority. Inside TLS they prove that they know the
+job's secret, in a handshake that is bound to the acceptor's certificate. So a man in the middle
+with a certificate of the same authority cannot forward the proofs. Names and addresses in
+certificates are not checked, because ranks find their addresses at run time.
 
-A ``TlsSocket`` stands in for the plain socket in everything that this package does with one.
+A ``TlsSocket`` replaces the plain socket in all of this package.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from transport._waiting.deadline import Deadline
 _RECORD_BYTES = 16 << 10
 _WRONG_TIME = frozenset((9, 10))  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 _SOCKET, _ERROR = int(socket.SOL_SOCKET), int(socket.SO_ERROR)
-# Before 3.13, Python does not say why a system call of OpenSSL's has failed, and takes a connection
-# that the kernel has given up for one that has ended.
+# Before 3.13, Python does not report why a system call of OpenSSL's failed, so a connection that
+# the kernel has given up looks like one that the peer has closed.
 _FORGETS_ERRORS = sys.version_info < (3, 13)
 _TIMEVAL = struct.Struct("@ll")
 _Result = TypeVar("_Result")
@@ -43,14 +43,15 @@ _Result = TypeVar("_Result")
 class Tls:
     """The certificate of this process, and the authority whose certificates it trusts.
 
-    ``cert`` and ``ca`` are files with certificates, ``key`` is one with the private key of the
-    first in ``cert``, without a password; all in PEM. Raises ValueError naming what cannot be used.
+    ``cert`` and ``ca`` are files with certificates. ``key`` is a file with the private key of the
+    first certificate in ``cert``, without a password. All are in PEM. Raises ValueError naming an
+    unusable file.
     """
 
     def __init__(self, cert: str | Path, key: str | Path, ca: str | Path) -> None:
         self._files = Path(cert), Path(key), Path(ca)
         self._server = self._context(ssl.PROTOCOL_TLS_SERVER)
-        # Tickets would lie unread at the client's end, and turn its orderly close into a reset.
+        # The client would not read tickets, and unread bytes turn its orderly close into a reset.
         self._server.num_tickets = 0
         self._client = self._context(ssl.PROTOCOL_TLS_CLIENT)
         text = self._files[0].read_text()
@@ -58,11 +59,11 @@ class Tls:
         self._binding = _digest(ssl.PEM_cert_to_DER_cert(first))
 
     def client(self, sock: socket.socket) -> TlsSocket:
-        """Return the TLS end of ``sock``, which has connected. Nothing has been said yet."""
+        """Return the TLS end of ``sock``, which has connected. The handshake has not begun."""
         return self._wrap(self._client, sock)
 
     def server(self, sock: socket.socket) -> TlsSocket:
-        """Return the TLS end of ``sock``, which was accepted. Nothing has been said yet."""
+        """Return the TLS end of ``sock``, which was accepted. The handshake has not begun."""
         wrapped = self._wrap(self._server, sock)
         wrapped.binding = self._binding
         return wrapped
@@ -92,7 +93,7 @@ class Tls:
             except OSError as error:
                 raise ValueError(f"{name}: cannot read {path}: {error.strerror}") from error
         try:
-            context.load_cert_chain(cert, key, password="")  # without one, OpenSSL would ask
+            context.load_cert_chain(cert, key, password="")  # OpenSSL would prompt for one
         except (ssl.SSLError, OSError) as error:
             raise ValueError(
                 f"{environment.TLS_CERT} {cert} and {environment.TLS_KEY} {key}: expected a"
@@ -110,22 +111,21 @@ class Tls:
 class TlsSocket(ssl.SSLSocket):
     """A TLS connection that behaves like the plain stream socket below it.
 
-    It differs from Python's own in four ways. One thread may receive while another sends. Flags
-    (``MSG_DONTWAIT``) and the kernel's time limits (``SO_RCVTIMEO``) work as on plain sockets.
-    ``sendmsg`` works, and ``shutdown`` wakes waiting threads. An end without TLS's goodbye is the
-    end of the stream: the frames inside have lengths, so nobody must wait for a goodbye.
+    It differs from Python's ``SSLSocket`` in four ways. One thread may receive while another
+    sends. Flags (``MSG_DONTWAIT``) and the kernel's timeouts (``SO_RCVTIMEO``) work as on plain
+    sockets. ``sendmsg`` works, and ``shutdown`` wakes waiting threads. A connection that ends
+    without TLS's close_notify is a normal end of the stream, because the frames have lengths.
 
-    What OpenSSL could not send of a record must be sent before anything else. A send that raised
-    BlockingIOError has to be tried again with the same bytes: with others, it raises
+    OpenSSL must send the rest of a record before other bytes. So a send that raised
+    BlockingIOError has to be repeated with the same bytes: with others, it raises
     ConnectionAbortedError.
 
-    OpenSSL reads one record at a time and no further, so the descriptor is ready when the next one
-    has arrived. The rest of a partly received record is known to ``recv`` only: receive before you
-    poll.
+    OpenSSL reads one record at a time, so the descriptor is ready when the next record has arrived.
+    But it is not ready for the rest of a partly received record: call ``recv`` before ``poll``.
     """
 
     binding: bytes | None = None
-    """A digest of the acceptor's certificate: the client's is known after ``try_handshake``."""
+    """A digest of the acceptor's certificate; at the client, None before ``try_handshake``."""
 
     _sslobj: object | None  # Python's own
     _ssl_lock: threading.Lock
@@ -137,7 +137,7 @@ class TlsSocket(ssl.SSLSocket):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TlsSocket:
         self = super().__new__(cls, *args, **kwargs)
-        # OpenSSL allows one thread at a time. No system call that it makes here blocks.
+        # OpenSSL allows one thread at a time. Its system calls here never block.
         self._ssl_lock = threading.Lock()
         self._begun = None
         return self
@@ -145,8 +145,8 @@ class TlsSocket(ssl.SSLSocket):
     # The handshake.
 
     def try_handshake(self) -> int:
-        """Go on with the handshake: return 0 when it is over, else the events of ``select.poll``
-        to wait for. Raises OSError when it failed.
+        """Continue the handshake: return 0 when it is done, else the events of ``select.poll`` to
+        wait for. Raises OSError if it failed.
         """
         try:
             with self._ssl_lock:
@@ -160,20 +160,20 @@ class TlsSocket(ssl.SSLSocket):
         except OSError as error:
             if error.errno != errno.ENOTCONN:
                 raise
-            # It was lost before it was wrapped.
+            # The connection was lost before it was wrapped.
             raise ConnectionResetError(errno.ECONNRESET, "it hung up") from None
         if self.binding is None:
             self.binding = _digest(self.getpeercert(binary_form=True) or b"")
         return 0
 
     def handshake(self, deadline: Deadline) -> None:
-        """Carry out the handshake. Raises TimeoutError past the deadline, OSError."""
+        """Complete the handshake. Raises TimeoutError past the deadline, OSError if it failed."""
         while events := self.try_handshake():
             if not _await(self, events, deadline.at):
                 raise TimeoutError(errno.ETIMEDOUT, f"no TLS within {deadline.seconds:g} s")
 
     def explain(self, error: OSError) -> str | None:
-        """Return the meaning of the ``error`` of a handshake; None if it is not an error of TLS."""
+        """Return an explanation of a handshake's ``error``; None if it is not a TLS error."""
         if not isinstance(error, ssl.SSLError):
             return None
         reason = error.reason or ""
@@ -189,7 +189,7 @@ class TlsSocket(ssl.SSLSocket):
             return f"{text} {environment.TLS_EVERYWHERE} ({error})"
         return f"the other end refused our certificate ({error})"
 
-    # Time limits: the descriptor is non-blocking for good.
+    # Timeouts: the descriptor is always non-blocking.
 
     def settimeout(self, value: float | None) -> None:
         socket.socket.settimeout(self, 0.0)
@@ -215,7 +215,7 @@ class TlsSocket(ssl.SSLSocket):
     # Moving bytes.
 
     def pending(self) -> int:
-        """Return how many bytes of a record are left that was received, and read in part."""
+        """Return the number of unread bytes of a partly read record."""
         with self._ssl_lock:
             return super().pending() if self.fileno() >= 0 else 0
 
@@ -223,7 +223,7 @@ class TlsSocket(ssl.SSLSocket):
         size = min(buflen, _RECORD_BYTES)
         try:
             return self._retry(partial(super().recv, size), flags, self._receive_seconds)
-        except BrokenPipeError:  # OpenSSL would answer the end, after a shutdown of ours
+        except BrokenPipeError:  # OpenSSL answers the peer's end, after this end's shutdown
             return b""
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
@@ -266,14 +266,14 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def _retry(self, attempt: Callable[[], _Result], flags: int, limit: float | None) -> _Result:
-        """Return the result of ``attempt``, which may have to wait for either direction.
+        """Return the result of ``attempt``, waiting for either direction if necessary.
 
         Raises the errors of a plain socket: TimeoutError past the limit of ``settimeout``, and
-        BlockingIOError past the kernel's limit or if it must not wait.
+        BlockingIOError past the kernel's limit or without blocking.
         """
         if self._sslobj is None:
-            # Closed, or lost before it was wrapped, which Python tries out by receiving. Without
-            # this, it would receive and send plain bytes.
+            # The socket was closed, or lost before it was wrapped. Python's methods would now
+            # receive and send plain bytes.
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         until: float | None = None
         while True:
@@ -293,7 +293,7 @@ class TlsSocket(ssl.SSLSocket):
                 events = select.POLLOUT
             except ssl.SSLEOFError:  # what OpenSSL makes of EPIPE and ECONNRESET in a send
                 raise self._lost() from None
-            except ValueError as error:  # closed meanwhile
+            except ValueError as error:  # another thread closed the socket
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN)) from error
             if flags & socket.MSG_DONTWAIT or self._seconds == 0:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -311,12 +311,12 @@ class TlsSocket(ssl.SSLSocket):
         return ConnectionResetError(errno.ECONNRESET, "the other end hung up")
 
     def shutdown(self, how: int) -> None:
-        """End the connection below. TLS stays on: later bytes must not pass for plain."""
+        """Shut down the connection below. TLS stays on: later bytes must not be read as plain."""
         socket.socket.shutdown(self, how)
 
 
 def _await(sock: socket.socket, events: int, until: float | None) -> bool:
-    """Wait for the events; return False when ``until`` has passed without."""
+    """Wait for the events; return False if none has occurred by ``until``."""
     poller = select.poll()
     poller.register(sock, events)
     while True:

@@ -1,6 +1,6 @@
-"""The choice of TLS for connections. It imports TLS only for jobs that use it.
+"""The choice of TLS for connections.
 
-Python's ``ssl`` module is slow to import.
+It imports TLS only for jobs that use it, because Python's ``ssl`` module is slow to import.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def tls_from_environment(variables: Mapping[str, str] | None = None) -> Tls | None:
-    """Return TLS with the files that ``MESHLIB_TLS_CERT``, ``_KEY`` and ``_CA`` name.
+    """Return TLS with the files in ``MESHLIB_TLS_CERT``, ``_KEY`` and ``_CA``.
 
-    Returns None if none is set. Raises ValueError if only some are set, or a file is unusable.
+    Return None if none is set. Raises ValueError if only some are set, or a file is unusable.
     """
     variables = os.environ if variables is None else variables
     files = [variables.get(name, "") for name in environment.TLS]
@@ -39,5 +39,5 @@ def tls_from_environment(variables: Mapping[str, str] | None = None) -> Tls | No
 
 def is_tls(sock: socket.socket) -> TypeGuard[TlsSocket]:
     """Return whether ``sock`` is a ``TlsSocket``."""
-    tls = sys.modules.get("transport._net.tls")  # not imported: no socket uses TLS
+    tls = sys.modules.get("transport._net.tls")  # if not imported, no socket uses TLS
     return tls is not None and isinstance(sock, tls.TlsSocket)

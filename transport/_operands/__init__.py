@@ -1,1 +1,1 @@
-"""The operands of a reduction: staged, scaled, widened, reduced, rounded."""
+"""Reduce operations, and the conversion, encoding and order of their operands."""

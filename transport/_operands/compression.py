@@ -1,6 +1,6 @@
-"""``Compression``: the wire format of a group's reductions of floating-point numbers.
+"""``Compression``, the wire format of a group's reductions of floating-point numbers.
 
-This module does not import NumPy, because configs are checked in processes without it.
+This module does not import NumPy, because some processes check configs without it.
 ``transport/_operands/encoding.py`` defines the formats.
 """
 
@@ -20,8 +20,8 @@ class Compression:
     Args:
         format: ``"bf16"`` (half of float32's bytes), ``"fp8"`` or ``"int8"`` (a quarter, and a
             scale for each block of 256 numbers).
-        error_feedback: Whether ``DistributedDataParallel`` and ``DiLoCo`` keep the rounding error
-            and add it to the next reduction.
+        error_feedback: Whether ``DistributedDataParallel`` and ``DiLoCo`` add the rounding error of
+            a reduction to the next one.
 
     Raises:
         ValueError: For another format.
@@ -41,7 +41,8 @@ class Compression:
 
     @classmethod
     def parse(cls, value: object) -> Compression | None:
-        """Return ``value`` as a ``Compression``: a format, a table of its fields, or an object.
+        """Return the ``Compression`` for ``value``: a format, a mapping with its fields, or a
+        ``Compression``.
 
         Returns None for None. Raises ValueError for anything else.
         """
@@ -52,11 +53,11 @@ class Compression:
         except TypeError as error:
             raise ValueError(
                 f"compress is {value!r}; expected one of {', '.join(map(repr, FORMATS))}, or a"
-                f" table with format and maybe error_feedback ({error})"
+                f" table with format and optionally error_feedback ({error})"
             ) from None
 
     def to_value(self) -> str | dict[str, Any]:
-        """Return the value for a config that ``parse`` turns into an equal object."""
+        """Return a config value from which ``parse`` returns an equal object."""
         if not self.error_feedback:
             return self.format
         return {"format": self.format, "error_feedback": True}

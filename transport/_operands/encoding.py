@@ -1,12 +1,12 @@
-"""The forms in which compressed reductions send float32 numbers, and the way there and back.
+"""The encodings in which compressed reductions send float32 numbers.
 
-``bf16`` is the upper half of a float32, rounded to even. ``fp8`` (e4m3) and ``int8`` go in blocks
-of ``BLOCK`` numbers. Each block has a scale (a float32), which maps its largest number to the
-largest of the form: 448 or 127. A frame has all its scales first, then a code for each number. A
-block with an infinity or a NaN comes out as NaN. Each form rounds once, to nearest, and gives the
+``bf16`` is the upper half of a float32, rounded to even. ``fp8`` (e4m3) and ``int8`` use blocks of
+``BLOCK`` numbers. Each block has a float32 scale, which maps its largest number to the largest
+number of the encoding: 448 or 127. A frame has all its scales first, then a code for each number. A
+block with an infinity or a NaN is decoded as NaN. Each encoding rounds once, to nearest, with the
 same bits on every machine.
 
-It needs NumPy alone, and works in pieces that stay in cache.
+The code uses only NumPy, and works in pieces that stay in the cache.
 
 Sources: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", arXiv:1511.04561 (scaled
 blocks); Micikevicius et al., "FP8 Formats for Deep Learning", arXiv:2209.05433 (e4m3).
@@ -25,14 +25,14 @@ from transport._operands.operand import CODED, WIDENED
 from transport._operands.reduce_op import Flat
 
 BLOCK = 256
-"""The count of numbers that share a scale."""
+"""The number of values that share a scale."""
 
 Floats = npt.NDArray[np.float32]
 _Bits = npt.NDArray[np.uint32]
 
-# Numbers worked on at a time: a multiple of BLOCK, small enough for the second cache.
+# Numbers processed at a time: a multiple of BLOCK, small enough for the second-level cache.
 _PIECE = 32 << 10
-# Below, a block's scale or its inverse may leave the range in which float32 has 24 bits.
+# Below this, a block's scale or its inverse may leave the range of float32's normal numbers.
 _TINY = np.float32(2.0**-110)
 _LIFT = np.float32(2.0**64)
 _MOST = np.finfo(np.float32).max
@@ -40,28 +40,28 @@ _F32 = np.dtype(np.float32)
 
 
 class Encoding(ABC):
-    """One form. Methods work on pieces: 1-D float32 ``values``, ``scales`` and ``codes``."""
+    """An encoding. Methods work on pieces: 1-D float32 ``values``, ``scales`` and ``codes``."""
 
     name: str
     scaled: bool
     dtype: np.dtype[Any]
-    """Of the codes."""
+    """The dtype of the codes."""
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of ``count`` numbers."""
+        """Return the encoded size of ``count`` numbers in bytes."""
         return 4 * self.scales(count) + self.dtype.itemsize * count
 
     def scales(self, count: int) -> int:
-        """Return how many scales ``count`` numbers have."""
+        """Return the number of scales for ``count`` numbers."""
         return -(-count // BLOCK) if self.scaled else 0
 
     @abstractmethod
     def encode(self, values: Floats, scales: Floats, codes: Flat, work: Floats) -> None:
-        """Write ``values`` as ``scales`` and ``codes``; ``work`` has room for as many."""
+        """Encode ``values`` into ``scales`` and ``codes``; ``work`` is scratch of the same size."""
 
     @abstractmethod
     def decode(self, scales: Floats, codes: Flat, values: Floats) -> None:
-        """Write into ``values`` what ``encode`` wrote."""
+        """Decode ``scales`` and ``codes`` into ``values``."""
 
 
 class _Bf16(Encoding):
@@ -71,9 +71,9 @@ class _Bf16(Encoding):
         bits, rounded = values.view(np.uint32), work.view(np.uint32)
         _round_to_even(bits, 16, rounded)
         np.copyto(codes, rounded, casting="unsafe")
-        strange = np.isnan(values)
-        if strange.any():
-            codes[strange] = 0x7FC0  # rounding may have carried a NaN over
+        is_nan = np.isnan(values)
+        if is_nan.any():
+            codes[is_nan] = 0x7FC0  # Rounding may have overflowed a NaN's bits.
 
     def decode(self, scales: Floats, codes: Flat, values: Floats) -> None:
         np.left_shift(codes, np.uint32(16), out=values.view(np.uint32), dtype=np.uint32)
@@ -103,7 +103,7 @@ class _Blocks(Encoding):
             values = self._lift(values, lifted, exact, scales, factors)
         _scale(values, factors, work)
         self._round(work, codes)
-        # Rounded up, the scale of float32's largest number would make an infinity of it.
+        # A scale that was rounded up would decode float32's largest number as infinity.
         np.minimum(scales, np.nextafter(_MOST / self.largest, _F32.type(0)), out=scales)
         scales[~finite] = np.nan
 
@@ -115,11 +115,11 @@ class _Blocks(Encoding):
         scales: Floats,
         factors: Floats,
     ) -> Floats:
-        """Return ``values`` with the blocks ``lifted`` times ``_LIFT``; set these blocks' scales
-        and factors. ``exact`` has the scales before rounding.
+        """Return ``values`` with the blocks ``lifted`` multiplied by ``_LIFT``; set these blocks'
+        scales and factors. ``exact`` has the scales before rounding.
 
-        A scale may be subnormal, with few bits: it is rounded up, so that no code is too large, and
-        the codes are computed from the rounded one.
+        Scales may be subnormal, with few bits. They are rounded up, so that no code is too large,
+        and the codes are computed from the rounded scales.
         """
         rounded = exact.astype(np.float32)
         rounded = np.where(rounded < exact, np.nextafter(rounded, _MOST), rounded)
@@ -131,7 +131,7 @@ class _Blocks(Encoding):
 
     @abstractmethod
     def _round(self, work: Floats, codes: Flat) -> None:
-        """Write ``work``, numbers up to ``largest``, as ``codes``; it may be overwritten."""
+        """Round ``work``, numbers up to ``largest``, to ``codes``. May overwrite ``work``."""
 
 
 class _Int8(_Blocks):
@@ -146,7 +146,9 @@ class _Int8(_Blocks):
 
 
 class _Fp8(_Blocks):
-    """The exponents of e4m3 are moved to the low end of float32's, subnormals to subnormals."""
+    """e4m3 in blocks. Multiplying by ``_down`` maps e4m3's exponents to float32's smallest ones, so
+    that subnormals become subnormals.
+    """
 
     name, dtype, largest = "fp8", np.dtype(np.uint8), np.float32(448)
     _down, _up = np.float32(2.0**-120), np.float32(2.0**120)
@@ -173,7 +175,7 @@ class _Fp8(_Blocks):
 
 
 def _round_to_even(bits: _Bits, dropped: int, out: _Bits) -> None:
-    """Write ``bits`` without their last ``dropped`` ones, rounded; ``out`` may be ``bits``."""
+    """Drop the last ``dropped`` bits of ``bits``, rounding to even; ``out`` may be ``bits``."""
     odd = np.right_shift(bits, np.uint32(dropped))
     odd &= np.uint32(1)
     odd += np.uint32((1 << (dropped - 1)) - 1)
@@ -182,7 +184,7 @@ def _round_to_even(bits: _Bits, dropped: int, out: _Bits) -> None:
 
 
 def _scale(numbers: Flat, factors: Floats, out: Floats) -> None:
-    """Write each block of ``numbers`` times its factor."""
+    """Multiply each block of ``numbers`` by its factor into ``out``."""
     whole = numbers.size - numbers.size % BLOCK
     blocks = factors[: whole // BLOCK, None]
     into = out[:whole].reshape(-1, BLOCK)
@@ -195,26 +197,26 @@ ENCODINGS: dict[str, Encoding] = {form.name: form for form in (_Bf16(), _Fp8(), 
 
 
 class Coder:
-    """Encodes and decodes flat buffers in the scratch memory of one group; one thread at a time."""
+    """Encodes and decodes flat buffers with a group's scratch memory. One thread at a time."""
 
     def __init__(self, encoding: Encoding, scratch: Scratch) -> None:
         self._encoding = encoding
         self._scratch = scratch
 
     def nbytes(self, count: int) -> int:
-        """Return the bytes of ``count`` numbers."""
+        """Return the encoded size of ``count`` numbers in bytes."""
         return self._encoding.nbytes(count)
 
     def encode(self, source: Flat, residual: Floats | None = None) -> Flat:
-        """Return ``source``, of any floats, as bytes in new memory.
+        """Return ``source``, of any float dtype, encoded in new memory (uint8).
 
-        A ``residual`` is added before, and replaced by what was rounded away: no number where the
-        bytes stand for none.
+        ``residual`` is added first, and then replaced by the rounding error, which is NaN where the
+        decoded value is NaN.
         """
         return self._encode(source, residual, residual, None, 1.0)
 
     def encode_sum(self, total: Floats, into: Flat, residual: Floats | None, scale: float) -> Flat:
-        """Return ``total`` as bytes in new memory, and write what they stand for to ``into``.
+        """Return ``total`` encoded in new memory (uint8), and write the decoded values to ``into``.
 
         ``residual`` receives the rounding error times ``scale``.
         """
@@ -224,7 +226,7 @@ class Coder:
         self,
         source: Flat,
         added: Floats | None,
-        kept: Floats | None,
+        error: Floats | None,
         into: Flat | None,
         scale: float,
     ) -> Flat:
@@ -239,18 +241,18 @@ class Coder:
             elif values.dtype != _F32:
                 values = values.astype(np.float32)
             form.encode(values, scales, codes, work[: stop - start])
-            if kept is None and into is None:
+            if error is None and into is None:
                 continue
             form.decode(scales, codes, part)
-            if kept is not None:
-                np.subtract(values, part, out=kept[start:stop])
-                kept[start:stop] *= np.float32(scale)
-            if into is not None:  # which may be where ``values`` are
+            if error is not None:
+                np.subtract(values, part, out=error[start:stop])
+                error[start:stop] *= np.float32(scale)
+            if into is not None:  # Last, because ``into`` may be the memory of ``values``.
                 np.copyto(into[start:stop], part, casting="unsafe")
         return data
 
     def decode(self, data: Flat, into: Flat) -> None:
-        """Write what ``data`` stands for into all of ``into``, of any floats."""
+        """Decode ``data`` into all of ``into``, of any float dtype."""
         form = self._encoding
         if into.dtype == _F32:
             for start, stop, scales, codes in _pieces(form, data, into.size):
@@ -263,7 +265,7 @@ class Coder:
 
 
 def _pieces(form: Encoding, data: Flat, count: int) -> list[tuple[int, int, Floats, Flat]]:
-    """Return where the pieces of ``count`` numbers begin and end, with their scales and codes."""
+    """Return the start and stop of each piece of ``count`` numbers, with its scales and codes."""
     head = 4 * form.scales(count)
     scales, codes = data[:head].view(np.float32), data[head:].view(form.dtype)
     found: list[tuple[int, int, Floats, Flat]] = []

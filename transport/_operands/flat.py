@@ -1,4 +1,4 @@
-"""Flat buffers: their bytes, how they are cut into parts, and scratch memory that is reused."""
+"""Flat buffers: their bytes, their division into parts, and reusable scratch memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _RAW = -1
 def as_bytes(buffer: Flat) -> memoryview:
     """Return the bytes of ``buffer`` (format ``B``) without a copy.
 
-    It goes via a uint8 array, because the buffer protocol knows neither bfloat16 nor float8.
+    Goes through a uint8 array, because the buffer protocol supports neither bfloat16 nor float8.
     """
     view = buffer.view(np.uint8).data
-    return view if view.ndim == 1 else view.cast("B")  # a subclass may never have one dimension
+    return view if view.ndim == 1 else view.cast("B")  # Some subclasses are never 1-D.
 
 
 def address(buffer: Flat) -> int:
-    """Return where ``buffer`` begins: as ``buffer.ctypes.data`` does, in less time."""
+    """Return the address of ``buffer``, faster than ``buffer.ctypes.data``."""
     return buffer.__array_interface__["data"][0]
 
 
 def copy(into: Flat, source: Flat) -> None:
-    """Copy all elements in C order, whatever the shapes, unless both are the same memory."""
+    """Copy all elements in C order, for any shapes, unless both are the same memory."""
     if into.ndim > 1:
         into[...] = source.reshape(into.shape)
     elif into is not source and address(into) != address(source):
@@ -34,23 +34,23 @@ def copy(into: Flat, source: Flat) -> None:
 
 
 def part_bounds(count: int, parts: int, index: int) -> tuple[int, int]:
-    """Return where part ``index`` of ``count`` elements begins and ends.
+    """Return the start and stop of part ``index`` of ``count`` elements cut into ``parts``.
 
-    The parts are in order, cover everything, and differ in size by one element at most.
+    The parts are in order, cover all elements, and differ in size by one element at most.
     """
     return count * index // parts, count * (index + 1) // parts
 
 
 def segments_of(nbytes: int, segment: int) -> int:
-    """Return how many segments ``nbytes`` take, at least one: empty data takes part as well."""
+    """Return the number of segments for ``nbytes``: at least one, even without data."""
     return max(1, -(-nbytes // segment))
 
 
 class Scratch:
-    """A few growing pieces of working memory, kept between calls.
+    """Working memory in a few growing slots, reused between calls.
 
-    An algorithm asks for at most two segments for each peer, so the memory stays bounded, and a
-    repeated call allocates nothing. One thread at a time.
+    An algorithm requests at most two segments for each peer, so the memory stays bounded, and a
+    repeated call allocates nothing. One thread at a time may use it.
     """
 
     __slots__ = ("_views",)
@@ -60,9 +60,9 @@ class Scratch:
         self._views: dict[tuple[int, int], Flat] = {}
 
     def flat(self, slot: int, dtype: np.dtype[np.generic], count: int) -> Flat:
-        """Return ``count`` elements of ``dtype`` in piece ``slot``, with undefined contents.
+        """Return ``count`` uninitialised elements of ``dtype`` in slot ``slot``.
 
-        Pieces of different slots never overlap; a later request for one slot takes its memory.
+        Different slots never overlap. A later request for the same slot reuses the memory.
         """
         key = (slot, dtype.num)
         view = self._views.get(key)
@@ -77,7 +77,7 @@ class Scratch:
         if raw is None or raw.nbytes < need:
             size = max(1, -(-need // PAGE)) * PAGE
             for key in [key for key in self._views if key[0] == slot]:
-                del self._views[key]  # views of the old memory would keep it alive
+                del self._views[key]  # Views would keep the old memory alive.
             raw = np.empty(size, np.uint8)
             self._views[slot, _RAW] = raw
         usable = raw.nbytes - raw.nbytes % dtype.itemsize
@@ -85,5 +85,5 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are held."""
+        """The total size of all slots in bytes."""
         return sum(view.nbytes for (_, kind), view in self._views.items() if kind == _RAW)

@@ -1,4 +1,4 @@
-"""A rank's input as it enters a reduction, and its result as it leaves."""
+"""The conversion of inputs to operands of a reduction, and of results to outputs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ REDUCED = 9
 
 
 class Operand:
-    """Reads inputs of one dtype for ``op``: widened to the reduction dtype and scaled.
+    """Loads inputs of one dtype for ``op``: widened to the reduction dtype, and scaled.
 
-    Where neither is needed the input itself is read, without a copy.
+    If neither is needed, ``load`` returns a view of the input.
     """
 
     __slots__ = ("_copies", "_op", "_scratch", "_slot", "dtype")
@@ -48,19 +48,19 @@ class Operand:
 
 
 def scale(into: Flat, source: Flat, start: int, stop: int, op: ReduceOp) -> None:
-    """Write elements ``start`` to ``stop`` of ``source``, scaled where ``op`` does, to ``into``."""
+    """Write elements ``start`` to ``stop`` of ``source``, scaled if ``op`` scales, to ``into``."""
     np.copyto(into, source[start:stop], casting="unsafe")
     op.part(start, stop, source.size).prepare(into)
 
 
 def store(into: Flat, value: Flat) -> None:
-    """Write a reduced ``value`` to ``into``, rounding once where that is narrower."""
+    """Write a reduced ``value`` to ``into``, rounded once if ``into`` is narrower."""
     np.copyto(into, value, casting="unsafe")
 
 
 def pack(scratch: Scratch, op: ReduceOp, inputs: Sequence[Flat]) -> tuple[Flat, list[Flat]]:
-    """Return all of ``inputs`` as operands of ``op``, one behind the other, and the part of each;
-    in scratch memory (``TOTAL``; ``LOADED`` is used as well).
+    """Return a buffer with all ``inputs`` as operands of ``op``, one after the other, and each
+    input's part of it. Uses the scratch slots ``TOTAL`` and ``LOADED``.
     """
     operand = Operand(scratch, op, inputs[0].dtype)
     total = scratch.flat(TOTAL, operand.dtype, sum(part.size for part in inputs))

@@ -1,11 +1,12 @@
-"""The order of addition: one binary tree over a group's ranks, which depends on their number alone.
+"""The order of addition: a binary tree over a group's ranks, which depends only on their number.
 
-Ranks form aligned blocks of 1, 2, 4, … ranks. The value of a block is its lower half's, then its
-upper half's; a block whose upper half is beyond the group is its lower half alone. So 6 ranks give
-((0+1)+(2+3))+(4+5). Every reduction of every transport adds in this order, so its bits depend on
-nothing else: no algorithm, size, placement, or moment. (After the binomial tree of MPI's reduce.)
+Ranks form aligned blocks of 1, 2, 4, … ranks. The value of a block is the sum of its lower and its
+upper half, or just the lower half if the upper half is empty. So 6 ranks give
+((0+1)+(2+3))+(4+5). Every reduction of every transport adds in this order. The bits of a result
+therefore do not depend on algorithm, data size, placement or timing. (After the binomial tree of
+MPI's reduce.)
 
-The tree stays the same seen from any rank. The rank at distance d is ``rank ^ d``; the ranks at
+The tree looks the same from any rank. The rank at distance d is ``rank ^ d``; the ranks at
 distances 0, 1, 2, … fill the blocks one after the other.
 """
 
@@ -21,7 +22,7 @@ from transport._link import OnPiece
 from transport._operands.flat import Scratch
 from transport._operands.reduce_op import Flat, ReduceOp
 
-# Slots of scratch memory: one for each block that waits for its sibling, and one for arrivals.
+# Scratch slots: one for each block that waits for its sibling, and one for arriving data.
 _PENDING = 32
 _ARRIVING = _PENDING - 1
 
@@ -30,21 +31,21 @@ PIECE = 64 << 10
 
 
 Merges = tuple[tuple[bool, ...], ...]
-"""For each contribution the merges that follow once it has come. Each takes the last two values
-that wait; True: the earlier of them is the lower half.
+"""For each contribution, the merges that follow its arrival. Each merges the last two pending
+values; True means that the earlier value is the lower half.
 """
 
 
 @lru_cache(maxsize=1024)
 def arrivals(rank: int, size: int) -> tuple[tuple[int, ...], Merges]:
-    """Return in which order ``rank`` of ``size`` members takes the others' contributions, nearest
-    first, and how it merges them with its own, which is there from the beginning.
+    """Return the order in which ``rank`` of ``size`` members adds the others' contributions,
+    nearest first, and the merges after each. Its own contribution is pending from the start.
 
-    No more than log2(size) + 1 values wait at a time.
+    At most log2(size) + 1 values are pending at a time.
     """
     levels = (size - 1).bit_length()
     found: list[tuple[int, list[bool]]] = [(rank, [])]
-    waiting: list[tuple[int, bool]] = []  # of each block its level, and whether it has any rank
+    waiting: list[tuple[int, bool]] = []  # Each block's level, and whether it has any ranks.
     for distance in range(1 << levels):
         peer = rank ^ distance
         if peer < size and distance:
@@ -60,30 +61,30 @@ def arrivals(rank: int, size: int) -> tuple[tuple[int, ...], Merges]:
 
 @lru_cache(maxsize=1024)
 def relatives(rank: int, size: int, root: int) -> tuple[int | None, tuple[tuple[int, bool], ...]]:
-    """Return the parent of ``rank`` in the tree with the root ``root``, and its children.
+    """Return the parent of ``rank`` (None for the root) and its children in the tree of ``root``.
 
-    Children stand nearest first, each with a bool: True where its block is the lower one, whose
-    value comes first. The root has no parent.
+    Children are ordered nearest first. The bool of a child is True if its block is the lower half,
+    whose value is the first operand.
     """
     children: list[tuple[int, bool]] = []
     level = 0
     while 1 << level < size:
         own = rank >> level
         block = own >> 1
-        if _speaker(block, level + 1, size, root) != rank:
-            parent = _speaker(block, level + 1, size, root)
+        if _representative(block, level + 1, size, root) != rank:
+            parent = _representative(block, level + 1, size, root)
             assert parent is not None
             return parent, tuple(children)
-        child = _speaker(own ^ 1, level, size, root)
+        child = _representative(own ^ 1, level, size, root)
         if child is not None:
             children.append((child, bool(own & 1)))
         level += 1
     return None, tuple(children)
 
 
-def _speaker(block: int, level: int, size: int, root: int) -> int | None:
-    """Return the member that has the value of a block of ``1 << level`` ranks; None for an empty
-    block. It is the root, or the one whose last bits are the root's, where there is one.
+def _representative(block: int, level: int, size: int, root: int) -> int | None:
+    """Return the member that holds the value of a block of ``1 << level`` ranks, or None for an
+    empty block. It is the root, or else the member whose last bits equal the root's, if possible.
     """
     if block << level >= size:
         return None
@@ -94,14 +95,14 @@ def _speaker(block: int, level: int, size: int, root: int) -> int | None:
 
 
 class Subtree(NamedTuple):
-    """The ranks from ``first`` on, ``1 << level`` of them as far as the group has them."""
+    """The ``1 << level`` ranks from ``first`` on, fewer at the end of the group."""
 
     first: int
     level: int
 
 
 def subtrees(ranks: Sequence[int], size: int) -> tuple[Subtree, ...]:
-    """Return the largest blocks of a group of ``size`` that ``ranks``, rising, consist of."""
+    """Return the largest blocks of a group of ``size`` that make up ``ranks``, which ascend."""
     left, found = list(ranks), list[Subtree]()
     while left:
         first, level = left[0], 0
@@ -116,8 +117,8 @@ def subtrees(ranks: Sequence[int], size: int) -> tuple[Subtree, ...]:
 
 
 def merges_of(blocks: Sequence[Subtree]) -> Merges:
-    """Return the merges behind each but the first of ``blocks``, which are those of a whole group
-    in the order of their ranks.
+    """Return the merges after each of ``blocks`` except the first. ``blocks`` make up a whole
+    group, in rank order.
     """
     found: list[tuple[bool, ...]] = []
     waiting: list[Subtree] = []
@@ -126,7 +127,7 @@ def merges_of(blocks: Sequence[Subtree]) -> Merges:
         last, merged = number == len(blocks) - 1, 0
         while len(waiting) > 1:
             upper, (first, level) = waiting[-1], waiting[-2]
-            # Behind the last, upper halves are as small as the group leaves them.
+            # After the last block, all pending blocks merge, even if an upper half is incomplete.
             if not last and (upper.level != level or first & (1 << level)):
                 break
             waiting[-2:] = [Subtree(first, max(level, upper.level) + 1)]
@@ -136,10 +137,10 @@ def merges_of(blocks: Sequence[Subtree]) -> Merges:
 
 
 def are_one_tree(groups: Sequence[Sequence[int]]) -> bool:
-    """Return whether the tree over all ranks is one over ``groups`` of them, in this order.
+    """Return whether the tree over all ranks is a tree over ``groups`` of ranks, in this order,
+    with each group's own tree below it.
 
-    Then each group's own tree is below it. All groups are blocks of one size; the last may lack
-    some ranks.
+    This holds if all groups are blocks of one size; the last group may have fewer ranks.
     """
     size, width = sum(map(len, groups)), len(groups[0])
     firsts = range(0, size, width)
@@ -151,10 +152,10 @@ def are_one_tree(groups: Sequence[Sequence[int]]) -> bool:
 class StreamingReduction:
     """Reduces the members' contributions to this rank's part as they arrive.
 
-    ``own`` is its own contribution, in the dtype in which the op reduces, and stays as it is unless
-    it is ``total``, where the result is to be. For each of the others, whose ``merges`` are those
-    of ``arrivals(rank, size)``: receive into what ``expect`` returns, then ``add``. At most
-    ``piece`` bytes are worked on at a time, so that they stay in a core's cache.
+    ``own`` is this rank's contribution, in the reduction dtype; it is not changed unless it is
+    ``total``, the result. ``merges`` come from ``arrivals(rank, size)``. For each other member, in
+    the order of ``arrivals``, receive into the memory that ``expect`` returns, then call ``add``.
+    Data is processed in pieces of at most ``piece`` bytes, which stay in a core's cache.
     """
 
     __slots__ = (
@@ -197,8 +198,8 @@ class StreamingReduction:
     ) -> tuple[Flat, OnPiece | None]:
         """Return the memory for the next member's contribution, and the listener for its progress.
 
-        It has ``dtype``, that of the op or a narrower one. ``arriving``: take this
-        memory, which must stay as it is until the last ``add``.
+        ``dtype`` is the reduction dtype or a narrower one. ``arriving``, if given, is used as the
+        memory; it must not change until the last ``add``.
         """
         depth, total = len(self._waiting), self._total
         waiting = arriving
@@ -210,7 +211,7 @@ class StreamingReduction:
         self._waiting.append(waiting)
         self._arriving = arriving
         self._done = 0
-        # The target of each merge: the result, or the memory of the place where it waits.
+        # The target of each merge: the result, or the scratch slot of its pending value.
         merges = self._merges = self._plan[self._next]
         self._outs = [
             self._scratch.flat(_PENDING + place, total.dtype, total.size) if place else total
@@ -225,7 +226,7 @@ class StreamingReduction:
             self._merge_to(ready)
 
     def add(self) -> None:
-        """Add what has been received."""
+        """Add the contribution that was received since ``expect``."""
         size, waiting = self._total.size, self._waiting
         if not self._done and size <= self._step:
             self._merge(waiting, self._arriving, self._outs)
@@ -237,7 +238,7 @@ class StreamingReduction:
         self._next += 1
 
     def _merge_to(self, stop: int) -> None:
-        """Merge what has arrived since the last time, in one piece if it is gone through once."""
+        """Merge the elements that arrived since the last time. One merge needs no pieces."""
         widens = self._arriving is not self._waiting[-1]
         step = self._step if widens or len(self._outs) > 1 else stop - self._done
         for start in range(self._done, stop, max(1, step)):
@@ -268,9 +269,10 @@ def tree_reduce(
     blocks: Sequence[Subtree] | None = None,
     piece: int = PIECE,
 ) -> None:
-    """Reduce ``parts`` into ``total``, which may be the first of them, without
-    ``op.finish``. There is one part for each rank in order, or for each of ``blocks``. ``total``
-    has the dtype in which the op reduces; parts may have a narrower one.
+    """Reduce ``parts`` into ``total``, which may be ``parts[0]``, without ``op.finish``.
+
+    There is one part for each rank, in order, or for each of ``blocks``. ``total`` has the
+    reduction dtype; parts may have a narrower one.
     """
     own = parts[0]
     if own is not total and (own.dtype != total.dtype or len(parts) == 1):
@@ -284,7 +286,7 @@ def tree_reduce(
 
 
 def add_all(op: ReduceOp, values: Sequence[Flat]) -> None:
-    """Add ``values``, those of ranks 0, 1, …, up in the first of them, writing over the others."""
+    """Reduce ``values``, one for each rank in order, into ``values[0]``; overwrite the others."""
     width = 1
     while width < len(values):
         for lower in range(0, len(values) - width, 2 * width):

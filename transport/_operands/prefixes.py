@@ -1,8 +1,8 @@
 """Prefixes: for each rank, the reduction of the contributions of the ranks up to it.
 
-The prefix of ``count`` ranks has the bits that a group of these ranks alone would get: see
-``transport._operands.order``. Its tree consists of one block for each one in the binary digits of
-``count``, the widest block first; the narrowest two are combined first.
+The prefix of ``count`` ranks has the same bits as a reduction in a group of only these ranks (see
+``transport._operands.order``). Its tree has a block for each 1 in the binary digits of ``count``,
+widest first. The two narrowest blocks are combined first.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _Numbers = npt.NDArray[np.intp]
 
 
 class Level(NamedTuple):
-    """What the blocks of one width give to the prefixes.
+    """The use of blocks of one width in the prefixes.
 
-    The prefixes ``first`` begin with the blocks ``to_first``. To the prefixes ``later``, the blocks
-    ``to_later`` come in front.
+    The prefixes ``first`` start as the blocks ``to_first``. The blocks ``to_later`` are combined,
+    as lower operands, with the prefixes ``later``.
     """
 
     first: _Numbers
@@ -33,7 +33,7 @@ class Level(NamedTuple):
 
 @lru_cache(maxsize=64)
 def levels(size: int) -> tuple[Level, ...]:
-    """Return the blocks of 1, 2, 4, … ranks that make up the prefixes of 1 to ``size`` ranks."""
+    """Return the use of blocks of 1, 2, 4, … ranks in the prefixes of 1 to ``size`` ranks."""
     counts = np.arange(1, size + 1)
     found: list[Level] = []
     for level in range(size.bit_length()):
@@ -45,7 +45,7 @@ def levels(size: int) -> tuple[Level, ...]:
 
 
 def prefixes(op: ReduceOp, rows: Flat) -> Flat:
-    """Return the prefixes of ``rows``, one contribution for each rank, in the op's dtype."""
+    """Return the prefixes of ``rows``, one contribution for each rank, in the reduction dtype."""
     found = np.empty_like(rows)
     blocks = rows
     for level in levels(len(rows)):
@@ -61,7 +61,7 @@ def prefixes(op: ReduceOp, rows: Flat) -> Flat:
 
 
 def neutral(op: ReduceOp, dtype: np.dtype[np.generic]) -> Any:
-    """Return the element of ``dtype`` that changes no other one: what no contribution comes to."""
+    """Return the neutral element of ``op`` in ``dtype``, the reduction of no contributions."""
     if op.kind is RedOpType.PRODUCT:
         return 1
     if op.kind is RedOpType.BAND:
@@ -73,7 +73,7 @@ def neutral(op: ReduceOp, dtype: np.dtype[np.generic]) -> Any:
         return is_min
     if dtype.kind in "iu":
         limits = np.iinfo(dtype.name)
-    elif np.isnan(np.array(np.inf).astype(dtype)):  # some floats of 8 bits have no infinity
+    elif np.isnan(np.array(np.inf).astype(dtype)):  # Some 8-bit floats have no infinity.
         import ml_dtypes
 
         limits = ml_dtypes.finfo(dtype)

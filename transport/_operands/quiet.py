@@ -1,7 +1,6 @@
-"""Arithmetic without floating-point warnings, whatever the user set.
+"""Arithmetic without floating-point warnings or errors, whatever ``np.errstate`` the user has set.
 
-Overflow is an answer, and must not make one rank raise in the middle of a call that the others go
-on with.
+Overflow is a valid result. It must not make one rank raise in a call that other ranks continue.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ R = TypeVar("R")
 
 
 def quietly(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` with NumPy's floating-point warnings off while it runs."""
+    """Return ``function`` with NumPy's floating-point warnings disabled while it runs."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

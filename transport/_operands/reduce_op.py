@@ -11,11 +11,11 @@ import numpy.typing as npt
 from transport._calls.codes import OP_CODES, dtype_code
 
 Flat = npt.NDArray[Any]
-"""A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array, mostly over other memory."""
+"""A flat typed buffer: a 1-D, C-contiguous, native-endian NumPy array, usually a view."""
 
 
 class RedOpType(enum.Enum):
-    """The kinds of reduction, by c10d's names."""
+    """The kinds of reduction, with c10d's names."""
 
     SUM = "SUM"
     AVG = "AVG"
@@ -42,8 +42,8 @@ _UFUNCS: dict[RedOpType, np.ufunc] = {
 _BITWISE = frozenset({RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR})
 _SCALED = frozenset({RedOpType.AVG, RedOpType.PREMUL_SUM})
 _ORDERED = frozenset({RedOpType.MIN, RedOpType.MAX})
-# The kinds of dtype that each supports; V is the kind of bfloat16 and ml_dtypes' other floats.
-_TAKES: dict[RedOpType, str] = (
+# The dtype kinds that each op supports; bfloat16 and ml_dtypes' other floats have the kind V.
+_SUPPORTED: dict[RedOpType, str] = (
     dict.fromkeys(RedOpType, "biufcV")
     | dict.fromkeys(_BITWISE, "biu")
     | dict.fromkeys(_ORDERED, "biufV")
@@ -53,17 +53,17 @@ _TAKES: dict[RedOpType, str] = (
 
 class ReduceOp:
     """A reduction: ``ReduceOp.SUM``, ``AVG``, ``PRODUCT``, ``MIN``, ``MAX``, ``BAND``, ``BOR``,
-    ``BXOR``, or ``PREMUL_SUM`` as made by ``premul_sum(factor)``. Immutable, equal by value.
+    ``BXOR``, or the ``PREMUL_SUM`` of ``premul_sum(factor)``. Immutable, equal by value.
 
-    ``kind`` is the kind of reduction; ``residual`` comes from ``error_feedback``. Raises TypeError
-    for another kind, ValueError for a ``factor`` without PREMUL_SUM or PREMUL_SUM without one.
+    ``residual`` comes from ``error_feedback``. Raises TypeError if ``kind`` is not a RedOpType,
+    ValueError for a ``factor`` without PREMUL_SUM or PREMUL_SUM without one.
     """
 
-    __slots__ = ("_takes", "code", "codes", "factor", "kind", "residual", "ufunc")
+    __slots__ = ("_supported", "code", "codes", "factor", "kind", "residual", "ufunc")
     RedOpType = RedOpType
     PREMUL_SUM = RedOpType.PREMUL_SUM
 
-    # Set below the class: ready values, as in c10d's enumeration.
+    # Set below the class: the ops without parameters, like the values of c10d's enumeration.
     SUM: ClassVar[ReduceOp]
     AVG: ClassVar[ReduceOp]
     PRODUCT: ClassVar[ReduceOp]
@@ -76,14 +76,14 @@ class ReduceOp:
     kind: RedOpType
     factor: Any
     residual: npt.NDArray[np.float32] | None
-    """The rounding error of earlier calls, flat. The next call adds it, and stores its own here."""
+    """The rounding error of the last call, flat. The next call adds it and stores its own."""
     ufunc: np.ufunc
-    """The function that combines two contributions, for frequent callers; see ``combine``."""
+    """The function that combines two contributions, for direct use in inner loops."""
     code: int
-    """The op's number on the wire."""
+    """The op's wire code."""
     codes: dict[np.dtype[np.generic], int]
     """The wire codes of the dtypes that were already checked; see ``code_of``."""
-    _takes: str
+    _supported: str
 
     def __init__(
         self,
@@ -93,20 +93,20 @@ class ReduceOp:
     ) -> None:
         if not isinstance(kind, RedOpType):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                f"kind must be a RedOpType, got {kind!r}; use a ready value such as ReduceOp.SUM,"
+                f"kind must be a RedOpType, got {kind!r}; use an op such as ReduceOp.SUM,"
                 " or premul_sum(factor)"
             )
         if kind is RedOpType.PREMUL_SUM and factor is None:
-            raise ValueError("PREMUL_SUM needs a factor; expected what premul_sum(factor) returns")
+            raise ValueError("PREMUL_SUM needs a factor; use premul_sum(factor)")
         if kind is not RedOpType.PREMUL_SUM and factor is not None:
-            raise ValueError(f"only PREMUL_SUM has a factor, got {kind.name} with one")
+            raise ValueError(f"only PREMUL_SUM has a factor, got a factor for {kind.name}")
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "factor", factor)
         object.__setattr__(self, "residual", residual)
         object.__setattr__(self, "ufunc", _UFUNCS[kind])
         object.__setattr__(self, "code", OP_CODES[kind.name])
         object.__setattr__(self, "codes", {})
-        object.__setattr__(self, "_takes", _TAKES[kind])
+        object.__setattr__(self, "_supported", _SUPPORTED[kind])
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("ReduceOp is immutable")
@@ -132,15 +132,15 @@ class ReduceOp:
         return f"ReduceOp.{self.kind.name}{inside}"
 
     def code_of(self, dtype: np.dtype[np.generic]) -> int:
-        """Return the wire code of ``dtype``, to which this op applies.
+        """Return the wire code of ``dtype``.
 
-        Raises TypeError when it does not, or when no collective carries ``dtype``.
+        Raises TypeError if this op, or every collective, does not support ``dtype``.
         """
         code = self.codes.get(dtype)
         if code is None:
             code = dtype_code(dtype)
             self.check(dtype)
-            # An op with an array is checked each time: the array must fit the number of elements.
+            # An op with an array is checked at each call, because the array's size must match.
             if np.ndim(self.factor) == 0 and self.residual is None:
                 self.codes[dtype] = code
         return code
@@ -148,15 +148,15 @@ class ReduceOp:
     def check(self, dtype: np.dtype[np.generic], count: int | None = None) -> None:
         """Raise TypeError if this op does not support ``dtype``.
 
-        Raises ValueError if its factor or residual does not fit a flat buffer of ``count``
-        elements (None if unknown).
+        Raises ValueError if the factor or the residual does not match a flat buffer of ``count``
+        elements (None: unknown).
         """
         if self.residual is not None and count not in (None, self.residual.size):
             raise ValueError(
                 f"the residual of op {self!r} has {self.residual.size} elements; expected {count},"
-                " as the array has"
+                " the size of the array"
             )
-        if dtype.kind in self._takes:
+        if dtype.kind in self._supported:
             if self.factor is not None:
                 self._check_factor(dtype, count)
             return
@@ -181,10 +181,10 @@ class ReduceOp:
             )
 
     def combine(self, lower: Flat, upper: Flat, out: Flat) -> None:
-        """Write ``lower`` op ``upper`` into ``out``, which may be either of them.
+        """Write ``lower`` op ``upper`` into ``out``, which may be ``lower`` or ``upper``.
 
-        ``lower`` must hold the contribution of the lower ranks: keeping operands in rank order
-        makes NaN payloads and signed zeros come out the same on every rank.
+        ``lower`` must be the contribution of the lower ranks. With operands in rank order, every
+        rank gets the same NaN payloads and signed zeros.
         """
         self.ufunc(lower, upper, out=out)
 
@@ -214,7 +214,7 @@ class ReduceOp:
     def finish(self, buffer: Flat, size: int) -> None:
         """Apply the last step of a reduction over ``size`` ranks to ``buffer``: AVG divides."""
         if self.kind is RedOpType.AVG:
-            if buffer.dtype.kind == "c":  # complex division rounds more than once
+            if buffer.dtype.kind == "c":  # Complex division rounds more than once.
                 buffer = buffer.view(np.real(buffer).dtype)
             np.divide(buffer, size, out=buffer, casting="same_kind")
 
@@ -226,10 +226,10 @@ for _type in set(RedOpType) - {RedOpType.PREMUL_SUM}:
 def premul_sum(factor: Any) -> ReduceOp:
     """Return the op that multiplies each rank's input by ``factor``, then sums.
 
-    ``factor`` is a number, or a 1-D array with a number for each element of the flattened array.
-    For reduce_scatter these are the elements of the output, and each part is multiplied by the same
-    array. Raises TypeError for anything else. Calls raise ValueError for an array of another length
-    and TypeError for a complex factor if the values are real.
+    ``factor`` is a number, or a 1-D array with a number for each element of the flattened input. In
+    reduce_scatter, the array has the size of the output and multiplies every part of the input.
+    Raises TypeError for any other ``factor``. Calls raise ValueError for an array of another size,
+    and TypeError for a complex factor with real data.
     """
     if np.asarray(factor).dtype.kind not in "biufcV":
         raise TypeError(f"factor must be a number or an array of numbers, got {factor!r}")
@@ -237,19 +237,19 @@ def premul_sum(factor: Any) -> ReduceOp:
 
 
 def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
-    """Return ``op`` for an all_reduce over a dim that compresses, with error feedback.
+    """Return ``op`` with error feedback, for an all_reduce over a compressed mesh dim.
 
-    A compressed call leaves its rounding error in ``residual``, and the next call with that
-    residual adds it. Each array that is reduced repeatedly has one residual on each rank, zeros at
-    first. A call that does not compress leaves it unchanged.
+    A compressed call stores its rounding error in ``residual``, and the next call with the same
+    residual adds it. Use one residual, initially zeros, for each array that is reduced repeatedly.
+    Uncompressed calls do not change it.
 
     Args:
         op: ``ReduceOp.SUM`` or ``ReduceOp.AVG``.
-        residual: A C-contiguous NumPy array, float32, with as many elements as the array that is
-            reduced. Calls write to it.
+        residual: A C-contiguous, writable NumPy array of float32, with the size of the reduced
+            array. Calls write to it.
 
     Returns:
-        The op, for ``all_reduce`` alone.
+        The op, only for ``all_reduce``.
 
     Raises:
         ValueError: For another op.
@@ -261,7 +261,7 @@ def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
     if not fits or not residual.flags.c_contiguous or not residual.flags.writeable:
         raise TypeError(
             f"residual is {type(residual).__name__} {getattr(residual, 'dtype', '')}; expected a"
-            " C-contiguous NumPy array of float32 that can be written to"
+            " writable, C-contiguous NumPy array of float32"
         )
     return ReduceOp(op.kind, None, residual.reshape(-1))
 
@@ -269,7 +269,7 @@ def error_feedback(op: ReduceOp, residual: npt.NDArray[np.float32]) -> ReduceOp:
 def reduction_dtype(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """Return the dtype in which ``dtype`` is reduced: float32 for floats of 8 and 16 bits.
 
-    They are then rounded once, at the end, instead of at each addition.
+    Results are then rounded once at the end, not after each addition.
     """
     is_small_float = dtype.itemsize <= 2 and dtype.kind in "fV"
     return np.dtype(np.float32) if is_small_float else dtype

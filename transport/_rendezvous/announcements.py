@@ -1,6 +1,4 @@
-"""Announcements to a multicast group: processes that look for the job, and the one that serves its
-store.
-"""
+"""Announcements in a multicast group, by which a job's processes find the server of its store."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ _LOOPBACK_6 = "::1"
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A process's announcement. ``port`` 0: it serves no store.
+    """A process's announcement. If it serves a store, ``host`` and ``port`` are the address.
 
-    ``host`` is its store's host; empty: the sender of the datagram.
+    An empty ``host`` means the sender of the datagram. With ``port`` 0, the process serves none.
     """
 
     group: str
@@ -49,7 +47,7 @@ class Announcement:
 
     @classmethod
     def unpack(cls, data: bytes, secret: bytes | None) -> Announcement | None:
-        """Return the announcement in a datagram, or None if it is not of this job."""
+        """Return the announcement in a datagram, or None if it does not belong to this job."""
         size = len(_MAGIC) + _PROOF_BYTES
         body = data[size:]
         if data[: len(_MAGIC)] != _MAGIC or len(data) > _MAX_BYTES:
@@ -69,16 +67,16 @@ class Announcement:
 
 
 def new_identity() -> str:
-    """Return a unique identity."""
+    """Return a new unique identity."""
     return os.urandom(16).hex()
 
 
 class MulticastSocket:
     """Sends and receives the announcements of one job in the multicast group ``host:port``.
 
-    Without ``secret`` and ``interface`` (an address of this machine), datagrams stay on this host,
-    and ``listen_host``, where the store listens, is the loopback. Raises DistNetworkError when this
-    machine cannot reach the group.
+    Without ``secret`` and ``interface`` (an address of this machine), datagrams stay on this host.
+    ``listen_host``, the host on which to serve the store, is then the loopback address. Raises
+    DistNetworkError if this machine cannot reach the group.
     """
 
     def __init__(
@@ -92,31 +90,31 @@ class MulticastSocket:
         loopback = LOOPBACK if version_4 else _LOOPBACK_6
         self.listen_host = interface or (loopback if local else "")
         self.announced_host = loopback if local else interface or ""
-        # The first way that works. Not every machine routes multicast over its loopback.
-        ways = [
+        # Not every machine routes multicast over its loopback, so the first working route is used.
+        routes = [
             *([loopback] if local else []),
             *([interface] if interface else [None]),
         ]
         failure: OSError | None = None
-        for way in ways:
+        for route in routes:
             try:
-                self._sock = _open(host, port, way, local=local)
+                self._sock = _open(host, port, route, local=local)
             except OSError as error:
                 failure = error
             else:
                 close_in_forked_children(self._sock)
                 return
         raise DistNetworkError(
-            f"no way to the multicast group {format_address(host, port)}: {failure}"
+            f"no route to the multicast group {format_address(host, port)}: {failure}"
         ) from failure
 
     def send(self, announcement: Announcement) -> None:
-        """Send an announcement. A datagram that cannot go now is lost, as any may be."""
+        """Send an announcement. Like any datagram, it may be lost, even by a local error."""
         with contextlib.suppress(OSError):
             self._sock.sendto(announcement.pack(self._secret), self._address)
 
-    def receive(self, seconds: float, take: Callable[[Announcement], bool]) -> None:
-        """Pass arriving announcements to ``take`` for ``seconds``, or until it returns True."""
+    def receive(self, seconds: float, handle: Callable[[Announcement], bool]) -> None:
+        """Pass arriving announcements to ``handle`` for ``seconds``, or until it returns True."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if not select.select([self._sock], [], [], next_slice(left))[0]:
@@ -127,13 +125,13 @@ class MulticastSocket:
                 if announcement is None or announcement.group != self._group:
                     continue
                 host = announcement.host or str(address[0])
-                if take(
+                if handle(
                     Announcement(announcement.group, announcement.identity, host, announcement.port)
                 ):
                     return
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the multicast group."""
         self._sock.close()
 
 
@@ -141,31 +139,31 @@ def _proof(secret: bytes | None, body: bytes) -> bytes:
     return hmac.digest(secret or b"", _MAGIC + body, "sha256")
 
 
-def _open(host: str, port: int, way: str | None, *, local: bool) -> socket.socket:
-    """Return a socket in the multicast group, by the address of an interface, ``way``, if given."""
+def _open(host: str, port: int, route: str | None, *, local: bool) -> socket.socket:
+    """Return a socket in the multicast group. ``route`` is the address of an interface to use."""
     bare = host.partition("%")[0]
     interface: int | bytes
     if ipaddress.ip_address(bare).version == 4:
-        interface = socket.inet_aton(way or "0.0.0.0")  # noqa: S104 (the kernel's choice)
+        interface = socket.inet_aton(route or "0.0.0.0")  # noqa: S104 (the kernel's choice)
         address, membership = (host, port), socket.inet_aton(host) + interface
         family, level = socket.AF_INET, socket.IPPROTO_IP
-        join, leave_by = socket.IP_ADD_MEMBERSHIP, socket.IP_MULTICAST_IF
+        join, outgoing = socket.IP_ADD_MEMBERSHIP, socket.IP_MULTICAST_IF
         hops = socket.IP_MULTICAST_TTL
     else:
-        # An interface other than the routing table's choice is named as address%interface.
-        name = "lo" if way == _LOOPBACK_6 else (way or host).partition("%")[2]
+        # The suffix %interface of an address overrides the routing table's choice.
+        name = "lo" if route == _LOOPBACK_6 else (route or host).partition("%")[2]
         interface = socket.if_nametoindex(name) if name else 0
         address = host, port, 0, interface
         membership = socket.inet_pton(socket.AF_INET6, bare) + struct.pack("@I", interface)
         family, level = socket.AF_INET6, socket.IPPROTO_IPV6
-        join, leave_by = socket.IPV6_JOIN_GROUP, socket.IPV6_MULTICAST_IF
+        join, outgoing = socket.IPV6_JOIN_GROUP, socket.IPV6_MULTICAST_IF
         hops = socket.IPV6_MULTICAST_HOPS
     sock = socket.socket(family, socket.SOCK_DGRAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.setsockopt(level, join, membership)
-        sock.setsockopt(level, leave_by, interface)
+        sock.setsockopt(level, outgoing, interface)
         sock.setsockopt(level, hops, 0 if local else 1)
         sock.sendto(b"", address)
     except OSError:

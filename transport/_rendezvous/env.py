@@ -1,4 +1,4 @@
-"""``env://``: the launcher's variables have the address of the store and this rank."""
+"""``env://``: the launcher's variables contain the store's address and this rank's place."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LOGGER = logging.getLogger("meshlib.transport")
 
 
 def env_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
-    """Return the store, the rank and the world size that the environment names.
+    """Return the store, the rank and the world size that the environment defines.
 
-    Rank and world size in the URL's query are stronger. Raises LaunchEnvironmentError naming the
-    variables that are missing and what was found.
+    Rank and world size in the URL's query take precedence. Raises LaunchEnvironmentError, which
+    names the missing and the set variables.
     """
     if os.environ.get(environment.LAUNCHER, "").strip().lower() == NONE:
         return solo_rendezvous(request, f"{environment.LAUNCHER}={NONE}")
@@ -58,8 +58,8 @@ def env_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     joining = os.environ.get(environment.JOIN) == "1"
     if joining and rank < world_size:
         raise LaunchEnvironmentError(
-            f"{environment.JOIN} is 1 for a rank that comes later: expected {environment.RANK} from"
-            f" {environment.WORLD_SIZE} = {world_size} on, got {rank}"
+            f"{environment.JOIN} is 1 for a rank that joins a running job: expected"
+            f" {environment.RANK} >= {environment.WORLD_SIZE} = {world_size}, got {rank}"
         )
     if rank < 0 or (rank >= world_size and not joining):
         raise LaunchEnvironmentError(
@@ -89,19 +89,18 @@ def env_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
 def _agent_store(
     request: RendezvousRequest, host: str, port: int, url: str, rank: int, joining: bool
 ) -> Store:
-    """Return this job's part of the store that the launcher's agent serves, or has in an etcd.
+    """Return this job's part of the store that the launcher's agent serves or keeps in etcd.
 
-    The agent's store outlives the ranks: restarts and repeated initialisations get parts of
-    their own.
+    The agent's store outlives the ranks, so each restart and each initialisation gets its own part.
     """
     store = open_store(host, port, url, timeout=request.timeout, secret=request.secret)
     with ExitStack() as undo:
         undo.callback(store.close)
         restart = os.environ.get(environment.RESTART_COUNT, "0")
-        part = in_group(PrefixStore(f"restart{restart}", store), request.group_name)
-        mine = current_job_part(part) if joining else next_job_part(part, rank)
+        attempt = in_group(PrefixStore(f"restart{restart}", store), request.group_name)
+        part = current_job_part(attempt) if joining else next_job_part(attempt, rank)
         undo.pop_all()
-        return mine
+        return part
 
 
 def _pick(given: int, found: int | None) -> int | None:
@@ -109,9 +108,8 @@ def _pick(given: int, found: int | None) -> int | None:
 
 
 def _check_implied(request: RendezvousRequest, host: str, rank: int, launcher: str) -> None:
-    """Check an address that the launcher implies: rank 0 must be there, and a secret.
-
-    Raises LaunchEnvironmentError.
+    """Raise LaunchEnvironmentError if rank 0 is not at the address that the launcher implies, or if
+    ranks on several machines have no secret.
     """
     if rank == 0 and not is_local(host):
         raise LaunchEnvironmentError(
@@ -121,16 +119,16 @@ def _check_implied(request: RendezvousRequest, host: str, rank: int, launcher: s
         )
     if request.secret is None and host != LOOPBACK and not os.environ.get(environment.HOST):
         raise LaunchEnvironmentError(
-            f"{launcher} started ranks on several machines, which meet at {host} without a secret."
-            " Run `meshlib secret` once if the machines share a home. Otherwise export"
-            f" {environment.SECRET}=$(meshlib secret --print) before they start"
+            f"{launcher} started ranks on several machines, which connect to {host} without a"
+            " secret. Run `meshlib secret` once if the machines share a home directory. Otherwise"
+            f" export {environment.SECRET}=$(meshlib secret --print) before they start"
         )
 
 
 def _log(place: RankPlace, rank: int, world_size: int, host: str, port: int) -> None:
     given = os.environ.get(environment.MASTER_ADDR)
     _LOGGER.info(
-        "rank %d of %d, as %s says; store at %s, as %s says",
+        "rank %d of %d, according to %s; store at %s, according to %s",
         rank,
         world_size,
         place.launcher if place.rank == rank else "the program",
@@ -155,7 +153,7 @@ def _explain(needed: Mapping[str, object], place: RankPlace) -> str:
     if not program.endswith(".py") or program == "__main__.py":
         program = "PROGRAM.py"
     return (
-        f"{text}. To start several ranks: meshrun --nproc-per-node 2 {program}. To run this"
-        f" process alone, a world of one: {environment.LAUNCHER}={NONE} in its environment, or"
+        f"{text}. To start several ranks, run meshrun --nproc-per-node 2 {program}. To run this"
+        f" process as a world of one, set {environment.LAUNCHER}={NONE}, or call"
         f" init_process_group(init_method={ALONE!r})"
     )

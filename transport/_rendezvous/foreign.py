@@ -1,6 +1,6 @@
 """Rendezvous through another library's store, which the ranks already share.
 
-Rank 0 serves the job's own store, at a free port. Only its address and the job's secret go through
+Rank 0 serves the job's own store on a free port. Only the address and the job's secret pass through
 the foreign store.
 """
 
@@ -22,15 +22,15 @@ from transport._tcp.meeting.address import Address, this_machine
 from transport._waiting.deadline import Deadline, Timeout
 
 _KEY = "meshlib/store"
-_TURN = "meshlib/turn"
+_GENERATION = "meshlib/turn"
 
 
 @runtime_checkable
 class ForeignStore(Protocol):
-    """The methods that another library's store must have: ``torch.distributed.Store`` has them.
+    """The methods that another library's store must have, as ``torch.distributed.Store`` does.
 
-    If it has ``host`` and ``port``, or an ``underlying_store`` with them, ranks that reach it there
-    reach rank 0 by the same network.
+    If the store, or its ``underlying_store``, has ``host`` and ``port``, rank 0 uses the same
+    network.
     """
 
     def set(self, key: str, value: str, /) -> object:
@@ -42,7 +42,7 @@ class ForeignStore(Protocol):
         ...
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add ``amount`` to the counter under ``key`` (0 when missing); return the new value."""
+        """Add ``amount`` to the counter under ``key``, initially 0; return the new value."""
         ...
 
 
@@ -58,28 +58,28 @@ def foreign_rendezvous(
     """Return a store of this job, and its secret, through a ``foreign`` store.
 
     Args:
-        foreign: The store that the ranks share; the n-th call of each rank in it is one job.
-        rank: This process' rank; rank 0 serves the store as long as that is open.
+        foreign: The store that the ranks share. The n-th calls of all ranks belong to one job.
+        rank: This process' rank. Rank 0 serves the store until it closes the store.
         world_size: The number of ranks.
-        timeout: The time to wait for rank 0, and the store's timeout; seconds or a timedelta. The
-            wait in the foreign store ends by that store's own timeout.
-        group_name: Tells apart jobs that meet at the same place.
-        secret: The job's secret, the same on all ranks; default: the environment's, else rank 0
-            makes one. It passes through the foreign store, whose readers can join the job.
+        timeout: The time to wait for rank 0, and the store's timeout; seconds or a timedelta. A
+            wait in the foreign store has that store's own timeout.
+        group_name: Distinguishes jobs in the same foreign store.
+        secret: The job's secret, the same on all ranks. The default is the environment's secret,
+            else a new one, which passes through the foreign store: its readers can join the job.
 
     Raises:
-        DistStoreError: Rank 0 has not arrived.
-        DistNetworkError: Its store cannot be reached.
-        AuthenticationError: The secrets differ.
+        DistStoreError: If rank 0 has not arrived.
+        DistNetworkError: If the store of rank 0 cannot be reached.
+        AuthenticationError: If the secrets differ.
     """
     deadline = Deadline.after(timeout)
     part = f"{group_name}/" if group_name else ""
-    turn = foreign.add(f"{part}{_TURN}/{rank}", 1)
-    key = f"{part}{_KEY}/{turn}"
+    generation = foreign.add(f"{part}{_GENERATION}/{rank}", 1)
+    key = f"{part}{_KEY}/{generation}"
     known = known_secret(secret)
     if rank == 0:
         made = os.urandom(32).hex()
-        mine = bytes.fromhex(made) if known is None and secret is ... else known
+        job_secret = bytes.fromhex(made) if known is None and secret is ... else known
         store = TCPStore(
             _host_towards(foreign),
             0,
@@ -87,19 +87,21 @@ def foreign_rendezvous(
             is_master=True,
             timeout=deadline.remaining(),
             wait_for_workers=False,
-            secret=mine,
+            secret=job_secret,
         )
-        # A secret that all ranks have from elsewhere is not published.
-        token = made if mine is not known else os.urandom(16).hex()
+        # A secret that all ranks already know is not published.
+        token = made if job_secret is not known else os.urandom(16).hex()
         foreign.set(key, Address(store.host, store.port, token, this_machine()).encode().decode())
     else:
         address = Address.decode(_published(foreign, key, rank))
         address.check_reachable("rank 0")
         made_there = known is None and secret is ...
-        mine = bytes.fromhex(address.token) if made_there else known
-        store = TCPStore(address.host, address.port, timeout=deadline.remaining(), secret=mine)
+        job_secret = bytes.fromhex(address.token) if made_there else known
+        store = TCPStore(
+            address.host, address.port, timeout=deadline.remaining(), secret=job_secret
+        )
     store.set_timeout(deadline.seconds)
-    return in_group(store, group_name), mine
+    return in_group(store, group_name), job_secret
 
 
 def _published(foreign: ForeignStore, key: str, rank: int) -> bytes:
@@ -107,18 +109,18 @@ def _published(foreign: ForeignStore, key: str, rank: int) -> bytes:
         return bytes(foreign.get(key))
     except Exception as error:
         raise DistStoreError(
-            f"rank {rank} waited in {type(foreign).__name__} for rank 0 to say where it serves the"
-            f" job's store: {error}"
+            f"rank {rank} waited in {type(foreign).__name__} for the address of rank 0's"
+            f" store: {error}"
         ) from error
 
 
 def _host_towards(foreign: ForeignStore) -> str:
-    """Return the address at which those who reach ``foreign`` reach this process."""
+    """Return this process' address on the network of ``foreign``."""
     given = os.environ.get(environment.HOST)
     if given:
         return given
     store = underlying(foreign)
     host: Any = getattr(store, "host", None)
     if not isinstance(host, str) or not host:
-        return LOOPBACK  # a file, or memory: everybody is here
+        return LOOPBACK  # In a file or in memory, so all ranks are on this host.
     return host if is_local(host) else local_address_towards(host, int(store.port))

@@ -1,10 +1,10 @@
-"""``tcp://`` with a multicast address: processes that share only a multicast group find each other.
+"""``tcp://`` with a multicast address, for processes that know only the multicast group.
 
-Every process announces itself. If none claims to serve the store for a moment, the process with the
-smallest identity serves it and says so in its announcements; the others join. If datagrams were
-lost, two processes may serve. Then the one with the greater identity gives up when it hears of the
-other, and its members search again. Ranks use only a store that all ``world_size`` processes have
-joined. So there is one store at most, and its server never gives up afterwards.
+Every process announces itself. If no process has announced a store for a moment, the process with
+the smallest identity serves one and announces it; the others join. If datagrams were lost, two
+processes may serve. The one with the greater identity then stops serving once it receives the
+other's announcement, and its members search again. Ranks use a store only after all ``world_size``
+processes have joined it, so only one store is ever used, and its server does not stop afterwards.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ERROR_READ = "rendezvous/error-read"
 
 
 def multicast_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
-    """Return the store, the rank and the world size of the job in the group.
+    """Return the store, the rank and the world size of the job in the multicast group.
 
     Processes without a rank get the free ranks, in the order of arrival.
 
-    Raises StoreTimeoutError when not all arrive in time, DistStoreError when their ranks or world
-    sizes do not fit together, DistNetworkError when the machine has no way to the group.
+    Raises StoreTimeoutError if not all processes arrive in time, DistStoreError if their ranks or
+    world sizes are inconsistent, DistNetworkError if this machine has no route to the group.
     """
     secret = request.secret
     request.check_place(rank_needed=False)
@@ -51,7 +51,7 @@ def multicast_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
 
 
 class _StoreSearch:
-    """One process's search for the others."""
+    """One process's search for the job's store."""
 
     def __init__(
         self, request: RendezvousRequest, multicast: MulticastSocket, secret: bytes | None
@@ -62,8 +62,8 @@ class _StoreSearch:
         self._multicast = multicast
         self._secret = secret
         self._deadline = request.deadline()
-        self._me = Announcement(request.group_name, new_identity())
-        # Identities whose store could not be joined, and until when they are skipped.
+        self._own = Announcement(request.group_name, new_identity())
+        # Identities whose store could not be joined are ignored until these times.
         self._avoided: dict[str, float] = {}
 
     def run(self) -> tuple[Store, int]:
@@ -75,11 +75,11 @@ class _StoreSearch:
                 return found
 
     def _find_host(self) -> Announcement | None:
-        """Return the announcement of a serving process, or None when this process should serve."""
+        """Return the announcement of a serving process, or None if this process should serve."""
         candidates: dict[str, float] = {}
         hosts: list[Announcement] = []
 
-        def take(announcement: Announcement) -> bool:
+        def handle(announcement: Announcement) -> bool:
             if announcement.port == 0:
                 candidates[announcement.identity] = time.monotonic()
             elif self._avoided.get(announcement.identity, 0.0) < time.monotonic():
@@ -88,18 +88,18 @@ class _StoreSearch:
 
         begin = time.monotonic()
         while True:
-            self._check_deadline("somebody who serves the store")
-            self._multicast.send(self._me)
-            self._multicast.receive(_ANNOUNCE_SECONDS, take)
+            self._check_deadline("a process that serves the store")
+            self._multicast.send(self._own)
+            self._multicast.receive(_ANNOUNCE_SECONDS, handle)
             if hosts:
                 return hosts[0]
             now = time.monotonic()
             alive = [name for name, at in candidates.items() if now - at < _SETTLE_SECONDS]
-            if now - begin >= _SETTLE_SECONDS and min(alive, default="") >= self._me.identity:
+            if now - begin >= _SETTLE_SECONDS and min(alive, default="") >= self._own.identity:
                 return None
 
     def _serve(self) -> tuple[Store, int] | None:
-        """Serve until all have joined; return None when another process should serve instead."""
+        """Serve until all processes have joined; return None if another should serve instead."""
         store = TCPStore(
             self._multicast.listen_host or "::",
             0,
@@ -107,34 +107,34 @@ class _StoreSearch:
             timeout=max(self._deadline.remaining(), 1.0),
             secret=self._secret,
         )
-        me = Announcement(
-            self._me.group, self._me.identity, self._multicast.announced_host, store.port
+        own = Announcement(
+            self._own.group, self._own.identity, self._multicast.announced_host, store.port
         )
         rivals: list[Announcement] = []
 
-        def take(announcement: Announcement) -> bool:
-            if announcement.port and announcement.identity < me.identity:
+        def handle(announcement: Announcement) -> bool:
+            if announcement.port and announcement.identity < own.identity:
                 rivals.append(announcement)
             return bool(rivals)
 
         enrolled = False
         try:
-            mine = self._enroll(store)
-            # If ranks exist before all members have arrived, they carry an error.
+            number = self._enroll(store)
+            # If ``_RANKS`` is set before all members have arrived, it holds an error.
             while not store.check([_RANKS]):
                 if store.check([f"{_MEMBER}/{self._world_size}"]):
                     self._assign(store)
                     break
                 self._check_deadline(f"{self._world_size} processes", store)
-                self._multicast.send(me)
-                self._multicast.receive(_ANNOUNCE_SECONDS, take)
+                self._multicast.send(own)
+                self._multicast.receive(_ANNOUNCE_SECONDS, handle)
                 if rivals:
                     return None
-            rank = self._read_rank(store, mine)
+            rank = self._read_rank(store, number)
             enrolled = True
             return store, rank
         except _MisfitError:
-            # The others read the error in this store.
+            # Keep the store open until the other processes have read the error.
             with contextlib.suppress(DistStoreError):
                 store.tail(_ERROR_READ, int(store.get(_COUNT)) - 1, timeout=_CONNECT_SECONDS)
             raise
@@ -143,7 +143,7 @@ class _StoreSearch:
                 store.close()
 
     def _join(self, host: Announcement) -> tuple[Store, int] | None:
-        """Join another process's store; return None when it ended before all had arrived."""
+        """Join another process's store; return None if it ended before all had arrived."""
         store: TCPStore | None = None
         enrolled = False
         try:
@@ -154,64 +154,64 @@ class _StoreSearch:
                 secret=self._secret,
             )
             store.set_timeout(max(self._deadline.remaining(), 0.001))
-            mine = self._enroll(store)
-            if mine > self._world_size:
+            number = self._enroll(store)
+            if number > self._world_size:
                 raise _MisfitError(
                     f"{self._where}: world_size={self._world_size} processes have joined"
                     " already; this one is too many"
                 )
-            rank = self._read_rank(store, mine)
+            rank = self._read_rank(store, number)
             enrolled = True
             return store, rank
         except (DistStoreError, DistNetworkError) as error:
             if isinstance(error, StoreTimeoutError | _MisfitError):
                 raise
             self._avoided[host.identity] = time.monotonic() + 1.0
-            self._check_deadline("somebody who serves the store")
+            self._check_deadline("a process that serves the store")
             return None
         finally:
             if store is not None and not enrolled:
                 store.close()
 
     def _enroll(self, store: Store) -> int:
-        mine = store.add(_COUNT, 1)
-        # In the order of the numbers: the last one's key means that all have arrived.
-        if mine > 1:
-            store.wait([f"{_MEMBER}/{mine - 1}"])
+        number = store.add(_COUNT, 1)
+        # Members write their keys in order, so the last key shows that all have arrived.
+        if number > 1:
+            store.wait([f"{_MEMBER}/{number - 1}"])
         size = str(self._world_size).encode()
         others = store.compare_set(_SIZE, b"", size)
         if others != size:
             sizes = f"{others.decode()} and {self._world_size}"
             store.set(_RANKS, json.dumps({"error": f"world_size differs: {sizes}"}))
-        store.set(f"{_MEMBER}/{mine}", str(self._rank))
-        return mine
+        store.set(f"{_MEMBER}/{number}", str(self._rank))
+        return number
 
     def _assign(self, store: Store) -> None:
         keys = [f"{_MEMBER}/{number}" for number in range(1, self._world_size + 1)]
         ranks = [int(value) for value in store.multi_get(keys)]
         store.compare_set(_RANKS, b"", json.dumps(_fill(ranks)))
 
-    def _read_rank(self, store: Store, mine: int) -> int:
+    def _read_rank(self, store: Store, number: int) -> int:
         answer = json.loads(store.get(_RANKS))
         if "error" in answer:
             store.append(_ERROR_READ, ".")
             raise _MisfitError(f"{self._where}: {answer['error']}")
-        return answer["ranks"][mine - 1]
+        return answer["ranks"][number - 1]
 
     def _check_deadline(self, what: str, store: Store | None = None) -> None:
         if self._deadline.expired:
-            arrived = f"; {int(store.get(_COUNT))} have come" if store is not None else ""
+            arrived = f"; {int(store.get(_COUNT))} arrived" if store is not None else ""
             raise StoreTimeoutError(
                 f"{self._where}: waited {self._deadline.seconds:g} s for {what}{arrived}"
             )
 
 
 class _MisfitError(DistStoreError):
-    """Processes whose ranks, world sizes or number do not fit together."""
+    """The ranks, world sizes or number of the processes are inconsistent."""
 
 
 def _fill(ranks: Sequence[int]) -> dict[str, object]:
-    """Return the ranks, with each -1 replaced by a free rank, or the error in them."""
+    """Return the ranks, with each -1 replaced by a free rank, or an error for duplicates."""
     given = [rank for rank in ranks if rank >= 0]
     twice = sorted({rank for rank in given if given.count(rank) > 1})
     if twice:

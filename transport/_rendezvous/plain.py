@@ -1,4 +1,4 @@
-"""``tcp://host:port``, ``file:///path`` and ``solo://``: the URL names the meeting point."""
+"""``tcp://host:port``, ``file:///path`` and ``solo://``, whose URLs contain the store's place."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _LOGGER = logging.getLogger("meshlib.transport")
 def tcp_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     """Return the store at the URL's host and port, the rank and the world size.
 
-    A multicast address needs no rank: see ``multicast_rendezvous``.
+    A multicast address needs no rank; see ``multicast_rendezvous``. Raises ValueError for an
+    incomplete URL.
     """
     host, port = request.host, request.port
     if not host or port <= 0:
         raise ValueError(f"init_method must be tcp://host:port, got {request.url!r}")
     if is_multicast(host):
-        # Few jobs use multicast; the others do not import its code.
+        # Imported only here, because few jobs use multicast.
         from transport._rendezvous.multicast import multicast_rendezvous
 
         return multicast_rendezvous(request)
@@ -70,8 +71,8 @@ def static_store(
 def file_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
     """Return a store in the URL's file, the rank and the world size.
 
-    Without ranks (on all processes, or on none) they are assigned in the order of arrival. The last
-    process removes the file. The remains of a crashed job in it are discarded.
+    If no process passes a rank, ranks are assigned in the order of arrival. The last process
+    removes the file. Data that a crashed job left in the file is discarded.
     """
     if request.host not in ("", "localhost") or not request.path.startswith("/"):
         raise ValueError(f"init_method must be file:///absolute/path, got {request.url!r}")
@@ -90,11 +91,11 @@ def file_rendezvous(request: RendezvousRequest) -> tuple[Store, int, int]:
 def solo_rendezvous(request: RendezvousRequest, why: str | None = None) -> tuple[Store, int, int]:
     """Return a store in this process, rank 0 and world size 1; log ``why``.
 
-    For debuggers, notebooks and tests of a single process. It logs a warning, because a forgotten
-    launcher on a cluster looks the same. Raises ValueError for another rank or world size in the
-    URL.
+    For debuggers, notebooks and tests of a single process. Logs a warning, because a forgotten
+    launcher on a cluster has the same effect. Raises ValueError for another rank or world size in
+    the URL.
     """
     why = why or repr(request.url)
     request.check_found(0, 1, f"{why} makes a world of one")
-    _LOGGER.warning("a world of one, as %s asks for: no other process takes part", why)
+    _LOGGER.warning("a world of one, requested by %s: no other process takes part", why)
     return HashStore(), 0, 1

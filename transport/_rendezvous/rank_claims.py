@@ -1,7 +1,7 @@
-"""Claims of ranks: each process claims its rank once in a job, so two jobs never meet in one store.
+"""Claims of ranks: each process claims its rank once in a job, so two jobs never share a store.
 
-A process that initialises again at the same place may find the former job's store, which is about
-to end. There its own rank is already claimed.
+A process that initialises again at the same place may find the store of the previous job, which is
+about to end. In that store its rank is already claimed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import next_slice
 
 _PAUSE_SECONDS = 0.05
-# Another process with this rank is a mistake, or belongs to a former job that is ending.
+# A rank held by another process is a mistake, or belongs to a previous job that is ending.
 _STRANGER_SECONDS = 15.0
 _RANK = "rendezvous/rank"
 _NEXT = "rendezvous/next"
@@ -32,34 +32,34 @@ def in_group(store: Store, group_name: str) -> Store:
 
 
 def next_job_part(store: Store, rank: int) -> Store:
-    """Return this rank's part for its next job in a store that outlives jobs.
+    """Return the part for this rank's next job in a store that outlives jobs.
 
-    The n-th call of each rank gets the same part.
+    The n-th calls of all ranks return the same part.
     """
-    turn = store.add(f"{_RANK}/{rank}", 1)
-    return PrefixStore(f"turn{turn}", store)
+    generation = store.add(f"{_RANK}/{rank}", 1)
+    return PrefixStore(f"turn{generation}", store)
 
 
 def current_job_part(store: Store) -> Store:
     """Return the part of the current job in a store that outlives jobs."""
-    turn = max(store.add(f"{_RANK}/0", 0), 1)
-    return PrefixStore(f"turn{turn}", store)
+    generation = max(store.add(f"{_RANK}/0", 0), 1)
+    return PrefixStore(f"turn{generation}", store)
 
 
 def claim_rank(
     connect: Connect, rank: int, world_size: int, deadline: Deadline
 ) -> tuple[Store, int]:
-    """Claim ``rank`` in the store of ``connect``; return the store and the rank.
+    """Claim ``rank`` in the store that ``connect`` returns; return the store and the rank.
 
-    Rank -1 claims the next free rank. Raises DistStoreError at the deadline, or sooner when another
-    process holds the rank; StorePlaceError at once.
+    Rank -1 claims the next free rank. Raises DistStoreError at the deadline, or earlier if another
+    process holds the rank. Raises a StorePlaceError of ``connect`` without retrying.
     """
-    me = f"{socket.gethostname()} process {os.getpid()}"
-    token = f"{me} {os.urandom(8).hex()}".encode()
+    own = f"{socket.gethostname()} process {os.getpid()}"
+    token = f"{own} {os.urandom(8).hex()}".encode()
     begin = time.monotonic()
     while True:
         limit = deadline.seconds
-        # If the store breaks here, it was the store of a former job that has just ended.
+        # An error here may come from the store of a previous job that has just ended.
         store: Store | None = None
         succeeded = False
         try:
@@ -72,7 +72,7 @@ def claim_rank(
                     succeeded = True
                     return store, claimed
             where, reason = store.describe(), _explain(claimed, world_size, holder)
-            if me.encode() not in holder:
+            if own.encode() not in holder:
                 limit = min(limit, _STRANGER_SECONDS)
         except StorePlaceError:
             raise
@@ -90,6 +90,6 @@ def claim_rank(
 
 def _explain(rank: int, world_size: int, holder: bytes) -> str:
     if rank >= world_size:
-        return f"world_size={world_size} processes have joined already; this one is too many"
+        return f"world_size={world_size} processes have already joined; this one is too many"
     name = holder.decode(errors="replace").rpartition(" ")[0]
-    return f"rank {rank} has joined already, as {name}; or an earlier job has not ended here"
+    return f"rank {rank} has already joined, as {name}, or an earlier job has not ended here"

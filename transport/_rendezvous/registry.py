@@ -16,20 +16,21 @@ from transport._store.base import DEFAULT_STORE_TIMEOUT, Store
 from transport._waiting.deadline import Timeout, to_seconds
 
 RendezvousHandler = Callable[..., Iterator[tuple[Store, int, int]]]
-"""Called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)``; rank and
-world size, where given, are in the URL's query. Yields (store, rank, world size)."""
+"""Called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)``. A given rank
+or world size is in the URL's query. Yields (store, rank, world size).
+"""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 def _handler(meet: Callable[[RendezvousRequest], tuple[Store, int, int]]) -> RendezvousHandler:
-    """Return the handler for one of our own methods, which yields once."""
+    """Return a handler for a built-in method; it yields once."""
 
     def handle(
         url: str, *, timeout: float, group_name: str, secret: Secret, **_: Any
     ) -> Iterator[tuple[Store, int, int]]:
         yield meet(RendezvousRequest.parse(url, timeout, group_name, secret))
-        raise DistError(f"{url!r} gives one rendezvous only; expected no second next()")
+        raise DistError(f"{url!r} supports only one rendezvous; expected no second next()")
 
     return handle
 
@@ -44,11 +45,11 @@ _HANDLERS: dict[str, RendezvousHandler] = {
 
 
 def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None:
-    """Have ``handler`` serve the URLs that begin with ``scheme://`` (case does not matter).
+    """Register ``handler`` for URLs that begin with ``scheme://``; case does not matter.
 
     It is called as ``handler(url, timeout=seconds, group_name=..., secret=..., **others)`` and
-    yields (store, rank, world size). Raises ValueError when the scheme is taken or is none,
-    TypeError for a handler that cannot be called.
+    yields (store, rank, world size). Raises ValueError if the scheme is invalid or already
+    registered, TypeError for a handler that is not callable.
     """
     if not isinstance(scheme, str) or not _SCHEME.fullmatch(scheme):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"scheme must be a URL's scheme such as 'tcp', got {scheme!r}")
@@ -56,7 +57,7 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
         raise TypeError(f"handler must be callable, got {type(handler).__name__}: {handler!r}")
     key = scheme.lower()
     if key in _HANDLERS:
-        raise ValueError(f"scheme {scheme!r} is registered already; expected a new one")
+        raise ValueError(f"scheme {scheme!r} is already registered; expected a new one")
     _HANDLERS[key] = handler
 
 
@@ -79,14 +80,13 @@ def rendezvous(
         world_size: The number of ranks; -1: from the URL or the environment.
         timeout: The time to wait for the other ranks, and the store's timeout; seconds or a
             timedelta.
-        group_name: Tells apart jobs that meet at the same place.
+        group_name: Distinguishes jobs at the same meeting point.
         secret: The job's secret; default: from the environment.
-        others: Handed to the handler of a registered scheme.
+        others: Passed to the handler of a registered scheme.
 
-    Raises ValueError for an unknown scheme, TypeError for a URL that is not a ``str`` or a number
-    that is none. The first ``next`` raises the handlers' errors: ValueError for an incomplete URL,
-    ``DistStoreError`` when ranks are missing at the deadline, ``DistNetworkError`` when the store
-    cannot be reached.
+    Raises ValueError for an unknown scheme, TypeError for an argument of a wrong type. The first
+    ``next`` raises the handlers' errors: ValueError for an incomplete URL, ``DistStoreError`` if
+    ranks are missing at the deadline, ``DistNetworkError`` if the store cannot be reached.
     """
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"url must be a str, got {type(url).__name__}: {url!r}")

@@ -1,4 +1,4 @@
-"""A process's request to a rendezvous: a URL, parsed and checked once."""
+"""A process's request to a rendezvous, with the parts of its URL."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from transport._net.secret_file import secret_from_environment
 from transport._waiting.deadline import Deadline
 
 Secret = bytes | EllipsisType | None
-"""The job's secret, None for none, ``...`` for the environment's."""
+"""The job's secret; None means no secret, ``...`` the environment's."""
 
 
 def known_secret(secret: Secret) -> bytes | None:
-    """Return the secret that was given, else the environment's."""
+    """Return ``secret``, or the environment's if it is ``...``."""
     return secret_from_environment() if isinstance(secret, EllipsisType) else secret
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousRequest:
-    """The parts of ``scheme://host:port/path?rank=R&world_size=N`` (-1: not given), the timeout in
-    seconds, and the name of the job.
+    """The parts of ``scheme://host:port/path?rank=R&world_size=N``, the timeout in seconds, and the
+    name of the job.
 
-    ``host`` is without brackets, ``path`` decoded.
+    A missing number is -1. ``host`` has no brackets; ``path`` is decoded.
     """
 
     url: str
@@ -36,16 +36,16 @@ class RendezvousRequest:
     timeout: float
     group_name: str
     given: Secret
-    """The secret, as ``rendezvous`` was given it."""
+    """The argument ``secret`` of ``rendezvous``."""
 
     @classmethod
     def parse(cls, url: str, timeout: float, group_name: str, secret: Secret) -> RendezvousRequest:
-        """Return the request with the parts of ``url``; raise ValueError for a wrong one."""
+        """Return the request with the parts of ``url``; raise ValueError for an invalid URL."""
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ValueError(f"init_method {url!r} is no URL: {error}") from None
+            raise ValueError(f"init_method {url!r} is not a URL: {error}") from None
         if not parts.scheme:
             raise ValueError(f"init_method must be a URL like 'tcp://host:port', got {url!r}")
         query = dict(parse_qsl(parts.query))
@@ -63,21 +63,21 @@ class RendezvousRequest:
 
     @property
     def secret(self) -> bytes | None:
-        """The job's secret, if there is one."""
+        """The job's secret, or None."""
         return known_secret(self.given)
 
     def deadline(self) -> Deadline:
-        """Return the deadline for the other ranks, from now on."""
+        """Return a deadline ``timeout`` seconds from now."""
         return Deadline.after(self.timeout)
 
     def check_place(self, *, rank_needed: bool = True) -> None:
-        """Raise ValueError unless the world size, and the rank if needed, are given and fit."""
+        """Raise ValueError if the world size, or a needed rank, is missing or out of range."""
         if self.world_size < 0:
-            raise ValueError(f"world_size is missing: give it as an argument or in {self.url!r}")
+            raise ValueError(f"world_size is missing: pass it as an argument or in {self.url!r}")
         if self.world_size == 0:
             raise ValueError(f"world_size must be at least 1, got 0 ({self.url!r})")
         if rank_needed and self.rank < 0:
-            raise ValueError(f"rank is missing: give it as an argument or in {self.url!r}")
+            raise ValueError(f"rank is missing: pass it as an argument or in {self.url!r}")
         if self.rank >= self.world_size:
             raise ValueError(
                 f"rank must be less than world_size={self.world_size}, got {self.rank}"
@@ -85,21 +85,21 @@ class RendezvousRequest:
             )
 
     def check_found(self, rank: int, world_size: int, why: str) -> None:
-        """Raise ValueError when the URL contradicts the real rank or world size; ``why`` says how
-        these are known.
+        """Raise ValueError if the URL contradicts the real rank or world size; ``why`` explains
+        where these come from.
         """
         for name, given, real in (
             ("rank", self.rank, rank),
             ("world_size", self.world_size, world_size),
         ):
             if given not in (-1, real):
-                raise ValueError(f"{name} is {given}, but {why}; expected {real}, or none")
+                raise ValueError(f"{name} is {given}, but {why}; expected {real}, or no {name}")
 
 
 def with_place(url: str, rank: int, world_size: int) -> str:
-    """Return ``url`` with rank and world size (-1: not given) in its query.
+    """Return ``url`` with rank and world size in its query, except for values of -1.
 
-    Raises ValueError when the query contradicts them, TypeError for a value that is not a number.
+    Raises ValueError if the query contradicts them, TypeError for a value that is not a number.
     """
     base, _, text = url.partition("?")
     query = dict(parse_qsl(text))
@@ -108,10 +108,10 @@ def with_place(url: str, rank: int, world_size: int) -> str:
         if number == -1:
             continue
         if number < -1:
-            raise ValueError(f"{name} must be >= 0, or -1 for not given; got {number}")
+            raise ValueError(f"{name} must be >= 0, or -1 if not given; got {number}")
         if query.setdefault(name, str(number)) != str(number):
             raise ValueError(
-                f"{name}={number} was given, and {name}={query[name]} in {url!r}; expected one"
+                f"{name}={number} contradicts {name}={query[name]} in {url!r}; expected only one"
             )
     text = urlencode(query)
     return f"{base}?{text}" if text else base

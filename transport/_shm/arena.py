@@ -1,9 +1,9 @@
-"""Symmetric memory: arrays that every member of a group has at the same place of a shared segment.
+"""Symmetric memory: each member's array is at the same offset in its part of a shared segment.
 
-Allocation is collective. All members decide from what all of them know, so they decide alike:
-which blocks exist, and which of them nobody refers to any more. A member gives an array's memory
-back when its last view is gone. The memory is used again once all members have given it back.
-Segments without a used block are unmapped when a new one is needed.
+Allocation is collective. All members compute the same layout from common data: the list of blocks,
+and the blocks that no member refers to any more. A member releases an array's block when the last
+view is gone. A block is reused once all members have released it. Segments without a used block
+are unmapped before a new one is made.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from transport._operands.reduce_op import Flat
 from transport._shm.segment import Segment, pages
 
 _LEAST = 256 << 10
-"""The least that a member's part of a segment has."""
+"""The smallest part of a segment, in bytes per member."""
 
 _ALIGNMENT = 64
 
 
 @dataclass(slots=True)
 class _Allocation:
-    """A piece of every member's part of segment ``number``.
+    """A block in every member's part of segment ``number``.
 
-    ``held``: by this member, as far as it has noticed; ``used``: by any, when they last compared.
+    ``held``: this member refers to it; ``used``: any member did, when they last compared.
     """
 
     number: int
@@ -42,8 +42,8 @@ class _Allocation:
 class Arena:
     """One member's view of the group's symmetric memory. One thread at a time.
 
-    ``follow`` is called with the mapped segments whenever they change: number, address, bytes a
-    member.
+    ``follow`` is called when the mapped segments change, with (number, address, bytes per member)
+    for each.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Arena:
         # Filled by finalizers, which run at any moment in any thread.
         self._dropped: deque[_Allocation] = deque()
 
-    # Allocating, in the order in which all members do it.
+    # Allocating. All members make these calls, in this order.
 
     def dropped(self) -> npt.NDArray[np.uint8]:
-        """Return, for each block, 1 where this member does not hold it."""
+        """Return a uint8 array: for each block, 1 if this member does not hold it."""
         while self._dropped:
             self._dropped.popleft().held = False
         return np.array([not block.held for block in self._blocks], np.uint8)
 
     def settle(self, free: npt.NDArray[np.uint8], nbytes: int) -> bool:
-        """Mark the blocks that nobody uses. Return whether there is room for ``nbytes`` more;
-        otherwise a new segment is needed.
+        """Mark the blocks that no member uses: those with a 1 in ``free``, the minimum of all
+        members' ``dropped``. Return whether ``nbytes`` fit; otherwise a new segment is needed.
         """
         self._merge(free)
         need = _round(nbytes)
@@ -83,12 +83,12 @@ class Arena:
         return False
 
     def new_segment(self, nbytes: int) -> tuple[int, int]:
-        """Return the number of the segment that comes next, and its size for ``nbytes``."""
+        """Return the number of the next segment, and its size for ``nbytes`` per member."""
         return self._next_number, max(pages(_round(nbytes)), _LEAST) * self._size
 
     def add(self, segment: Segment) -> None:
-        """Take in the next segment, while all members do. Raises OSError where this one's part
-        gets no memory.
+        """Add the next segment, while all members do. Raises OSError if this member's part gets
+        no memory.
         """
         part = segment.nbytes // self._size
         segment.allocate(self._rank * part, part, self._size)
@@ -98,7 +98,9 @@ class Arena:
         self._publish_layout()
 
     def take(self, count: int, dtype: np.dtype[np.generic]) -> Flat:
-        """Return an array in the first of the smallest blocks that have room. There must be one."""
+        """Return an array in the first of the smallest blocks with room, which ``settle`` has found
+        or ``add`` has made.
+        """
         need = _round(count * dtype.itemsize)
         fitting = [block for block in self._blocks if not block.used and block.nbytes >= need]
         block = min(fitting, key=lambda block: block.nbytes)
@@ -109,7 +111,7 @@ class Arena:
         block.used = block.held = True
         segment, part = self._segments[block.number]
         start = self._rank * part + block.offset
-        # Every view keeps this array alive, since its own base is not an array.
+        # The base of every view is this array, because its own base is not an array.
         memory = np.frombuffer(segment.data, np.uint8, need, start)
         weakref.finalize(memory, self._dropped.append, block).atexit = False
         return memory[: count * dtype.itemsize].view(dtype)
@@ -131,7 +133,7 @@ class Arena:
 
 
 def _round(nbytes: int) -> int:
-    """Return the bytes that an array of ``nbytes`` takes; whole pages for large ones."""
+    """Return the bytes of the block for ``nbytes``: aligned, or whole pages for large arrays."""
     if nbytes >= _LEAST:
         return pages(nbytes)
     return max(_ALIGNMENT, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)

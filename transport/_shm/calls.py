@@ -1,8 +1,7 @@
-"""Runs collectives in the engine: waits between its returns, raises errors, and reduces dtypes for
-which it has no loops.
+"""Collectives in the engine: error handling, and reductions of dtypes that it does not support.
 
-The engine returns within 50 milliseconds. Between two entries Python handles signals, and ``check``
-checks deadlines and lost members.
+The engine returns within 50 milliseconds. Before Python calls it again, it handles signals, and
+``check`` checks deadlines and lost members.
 """
 
 from __future__ import annotations
@@ -28,15 +27,18 @@ from transport._shm.support import may_spin, the_core
 from transport._waiting.interrupts import look
 
 Check = Callable[[Call, int], None]
-"""Raises when waiting for a member (a group rank; -1: for none) in a call has become pointless."""
+"""Called with a call and the group rank of the awaited member (-1: none); raises if the call cannot
+complete.
+"""
 
-_NOBODY = -1
+_NO_MEMBER = -1
 _NO_DTYPE = np.dtype(np.uint8)
 
 
 class Calls:
-    """The collectives of one of at least two ``members``, those of a group that share ``segment``.
-    One thread at a time. ``native`` is the engine's group on it.
+    """The collectives of one member, among the two or more ``members`` that share ``segment``.
+
+    One thread at a time. ``native`` is the engine's ``Group`` on the segment.
     """
 
     def __init__(
@@ -72,11 +74,10 @@ class Calls:
         outputs: Sequence[Flat],
         op: ReduceOp | None = None,
     ) -> None:
-        """Carry out a call with what ``Communicator`` has for that ``Kind``.
+        """Run a call with the arrays of the ``Communicator`` method for that ``Kind``.
 
-        ``root`` is 0 for kinds without one. ``inputs`` are by member or one for all, ``outputs`` by
-        member or one; empty where this member has none. An array that is reduced in place is an
-        output.
+        ``root`` is 0 for kinds without one. ``inputs`` and ``outputs`` have one array per member,
+        one for all, or none. An array that is reduced in place is an output.
         """
         if op is not None and op.factor is not None:
             self._run_scaled(kind, root, call, inputs, outputs, op)
@@ -88,17 +89,17 @@ class Calls:
             self._go_on(call, status, op, dtype)
 
     def resume(self, call: Call, status: int) -> None:
-        """Go on with a call that compiled code has begun, which has all loops that it needs."""
+        """Continue a call that compiled code began. The engine supports its reduction, if any."""
         self._go_on(call, status, None, _NO_DTYPE)
 
     def wake(self) -> None:
-        """Have all members that sleep look up. Thread-safe."""
+        """Wake all sleeping members, so that they check for errors. Thread-safe."""
         self.native.wake()
 
     def _go_on(
         self, call: Call, status: int, op: ReduceOp | None, dtype: np.dtype[np.generic]
     ) -> None:
-        """Carry on with a call on arrays of ``dtype`` until it is done."""
+        """Continue a call on arrays of ``dtype`` until it is done."""
         core, native = self._core, self.native
         while status != core.DONE:
             if status == core.AGAIN:
@@ -114,13 +115,13 @@ class Calls:
         look()
         native = self.native
         number = native.waits_for
-        peer = _NOBODY
-        if number != _NOBODY:
+        peer = _NO_MEMBER
+        if number != _NO_MEMBER:
             peer = call.waiting_for = self._members[number]
         try:
             self._check(call, peer)
         except PeerLostError:
-            # Its last step may have become visible just before the event that it left.
+            # The peer's last step may have become visible just before it left.
             status = native.go_on()
             if status == self._core.AGAIN and native.waits_for == number:
                 raise
@@ -143,7 +144,7 @@ class Calls:
         outputs: Sequence[Flat],
         op: ReduceOp,
     ) -> None:
-        """Carry out a PREMUL_SUM: a sum of copies, scaled and of the dtype of the reduction."""
+        """Run a PREMUL_SUM, as a sum of scaled copies in the reduction's dtype."""
         copies = [scaled(input_, op) for input_ in inputs]
         if kind == Kind.REDUCE_SCATTER:
             results = [np.empty(outputs[0].size, copies[0].dtype)]
@@ -154,7 +155,7 @@ class Calls:
             store(output, result)
 
     def _explain(self, call: Call) -> Exception:
-        """Return why the engine cannot go on."""
+        """Return the error for the engine's problem."""
         core = self._core
         trouble, number, ours, theirs, found, wanted = self.native.problem()
         peer = self._members[number]
@@ -171,7 +172,7 @@ class Calls:
             return HeaderMismatchError(text, peer, header, header)
         if trouble == core.NO_MEMORY:
             return no_memory(name, wanted, OSError(found, os.strerror(found)))
-        what = f"says that it is {found:#x} steps far, where {wanted:#x} are expected"
+        what = f"published step {found:#x}, expected about {wanted:#x}"
         if trouble == core.BAD_PLACE:
-            what = f"says that {wanted} bytes lie at place {found:#x}, where it has no memory"
+            what = f"published place {found:#x} for {wanted} bytes, where it has no memory"
         return DistBackendError(f"{name} {what}, in {header}: the shared memory is damaged")

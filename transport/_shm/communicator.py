@@ -32,7 +32,7 @@ from transport._shm.sizes import DEFAULT_SIZES, Sizes
 from transport._shm.support import the_core
 
 _GROUP = "group"
-_NOBODY = -1
+_NO_MEMBER = -1
 
 # Read once: looking up a member of an enumeration is slow.
 _BROADCAST, _GATHER, _SCATTER = Kind.BROADCAST, Kind.GATHER, Kind.SCATTER
@@ -43,7 +43,7 @@ _REDUCE, _REDUCE_SCATTER = Kind.REDUCE, Kind.REDUCE_SCATTER
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """The result of the meeting of all members."""
+    """The result of the first meeting of all members."""
 
     calls: Calls
     arena: Arena
@@ -53,14 +53,14 @@ class ShmCommunicator(MessagingCommunicator):
     """A communicator whose members, at least two, share memory.
 
     Members find each other at the first collective. The first member makes the segment, and the
-    others fetch it from its endpoint. Each member keeps a connection to every other one, and so
-    notices when a process ends. ``sizes`` must be equal on all members.
+    others fetch it from its endpoint. Each member is connected to every other one, and so notices
+    when a process ends. ``sizes`` must be equal on all members.
 
-    ``members`` are the members of the group that share memory: group ranks, ascending; by default
-    all. Collectives run among them, and ``rank`` and ``size`` count only them. Messages, calls and
+    ``members`` are the group ranks, ascending, of the members that share memory; by default all.
+    Collectives run among them, and ``rank`` and ``size`` count only them. Messages, calls and
     errors have group ranks.
 
-    Raises DistBackendError where this process cannot share memory (``unsupported_reason``).
+    Raises DistBackendError if this process cannot share memory (``unsupported_reason``).
     """
 
     mailbox: Messages
@@ -75,8 +75,8 @@ class ShmCommunicator(MessagingCommunicator):
         self._core: Any = the_core()
         runtime, group = membership.runtime, membership.group
         endpoint = runtime.shared("shm-endpoint", lambda: ShmEndpoint(runtime.secret))
-        # No object made here may refer back to this one: without a cycle, the mappings are freed
-        # as soon as this object is.
+        # No object made here may refer back to this one. Without a cycle, the mappings are freed
+        # together with this object.
         self._members = members or range(membership.size)
         host_peers = HostPeers(membership, self._members, endpoint)
         super().__init__(membership, Messages(membership, host_peers, sizes))
@@ -130,7 +130,7 @@ class ShmCommunicator(MessagingCommunicator):
         self._run(_ALL_TO_ALL, 0, call, inputs, outputs)
 
     def allocate(self, call: Call, count: int, dtype: np.dtype[np.generic]) -> Flat:
-        """See ``Communicator.allocate``: symmetric memory, freed with the last reference to it."""
+        """See ``Communicator.allocate``. The memory is freed with the last reference to it."""
         arena, nbytes = self._met(call).arena, count * dtype.itemsize
         self.barrier(call)
         free = arena.dropped()
@@ -141,7 +141,7 @@ class ShmCommunicator(MessagingCommunicator):
         return arena.take(count, dtype)
 
     def _grow(self, call: Call, arena: Arena, nbytes: int) -> None:
-        """Add a segment to the arena that has room for ``nbytes`` more on every member."""
+        """Add a segment with room for ``nbytes`` more per member to the arena."""
         number, size = arena.new_segment(nbytes)
         name = f"arena-{number}"
         if self.rank == 0:
@@ -151,7 +151,7 @@ class ShmCommunicator(MessagingCommunicator):
             self.barrier(call)
             self._add(arena, segment, nbytes)
             self.barrier(call)
-            # All have mapped it: from now on the mappings alone keep the memory.
+            # All members have mapped it: the mappings keep the memory alive.
             with self._lock:
                 del self._owned[name]
             segment.close()
@@ -170,7 +170,7 @@ class ShmCommunicator(MessagingCommunicator):
         return no_memory(self.membership.describe(self.membership.rank), nbytes, error)
 
     def share(self, call: Call, sizes: Sequence[int]) -> list[Flat | None]:
-        """See ``Communicator.share``: each member makes a segment, and fetches the others'."""
+        """See ``Communicator.share``. Each member makes a segment, and fetches the others'."""
         rank, name = self.membership.rank, f"window-{call.header.sequence}"
         self._met(call)
         mine = OwnedSegment(max(sizes[rank], 1), name)
@@ -190,7 +190,7 @@ class ShmCommunicator(MessagingCommunicator):
                 raise DistBackendError(text)
             shared[peer] = np.frombuffer(segment.data, np.uint8, sizes[peer])
         self.barrier(call)
-        # All have mapped it: the memory lives as long as the mappings.
+        # All members have mapped it: the mappings keep the memory alive.
         with self._lock:
             del self._owned[name]
         mine.close()
@@ -205,7 +205,7 @@ class ShmCommunicator(MessagingCommunicator):
     # Point to point.
 
     def send(self, call: Call, buffer: Flat, dst: int, tag: int) -> None:
-        # The common case skips a step: ``post`` itself records its peer if it has to wait.
+        # The common case bypasses ``super().send``: ``post`` records the peer if it has to wait.
         if dst == self.membership.rank or self.abort_reason is not None:
             super().send(call, buffer, dst, tag)
         else:
@@ -255,8 +255,8 @@ class ShmCommunicator(MessagingCommunicator):
             meeting = self._meeting
         self._host_peers.cancel(reason)
         self._stop(reason)
-        # After the receives were stopped: once told, the others may leave, and a receive here would
-        # take that for a loss.
+        # Only after the receives were stopped: once notified, the other members may leave, and a
+        # receive here would report their loss.
         self._endpoint.unregister(self.membership.group, how)
         if meeting is not None:
             meeting.calls.wake()
@@ -264,7 +264,7 @@ class ShmCommunicator(MessagingCommunicator):
     # For the endpoint, in its thread.
 
     def offer(self, what: str) -> int:
-        """Return a new descriptor of the memory called ``what``; raise LookupError if none is."""
+        """Return a new descriptor of the memory ``what``; raise LookupError if there is none."""
         with self._lock:
             if self.abort_reason is not None:
                 raise LookupError(LEFT)
@@ -276,7 +276,7 @@ class ShmCommunicator(MessagingCommunicator):
             return os.dup(owned.fd)
 
     def on_gone(self, rank: int, how: str) -> None:
-        """Handle the loss of member ``rank``, which ended as ``how`` says."""
+        """Handle the loss of member ``rank``; ``how`` completes its name in messages."""
         error = PeerLostError(f"{self.membership.describe(rank)} {how}", rank)
         with self._lock:
             self._gone.setdefault(rank, error)
@@ -288,7 +288,7 @@ class ShmCommunicator(MessagingCommunicator):
             meeting.calls.wake()
 
     def on_kick(self) -> None:
-        """Make room in this rank's inbox, for which a sender waits."""
+        """Make room in this rank's inbox, because a sender waits for it."""
         self.mailbox.carry()
 
     # Meeting.
@@ -309,7 +309,7 @@ class ShmCommunicator(MessagingCommunicator):
         outputs: Sequence[Flat] = (),
         op: ReduceOp | None = None,
     ) -> None:
-        """Carry out a collective; see ``Calls.run``."""
+        """Run a collective; see ``Calls.run``."""
         ready = self._ready
         if ready is None or self.abort_reason is not None or self._failure is not None:
             self._check_usable()
@@ -317,7 +317,9 @@ class ShmCommunicator(MessagingCommunicator):
         self._attempt(ready.calls, ready.calls.run, kind, root, call, inputs, outputs, op)
 
     def _attempt(self, calls: Calls, function: Callable[..., None], *arguments: Any) -> None:
-        """Carry on a collective. If it fails, refuse all later ones: members are out of step."""
+        """Run or continue a collective. After a failure, members are out of step, so later
+        collectives are refused.
+        """
         try:
             function(*arguments)
         except BaseException as error:  # an interrupted wait, too
@@ -368,17 +370,17 @@ class ShmCommunicator(MessagingCommunicator):
         with self._lock:
             self.check_open()
             self._ready = meeting
-            # All have mapped it by now: only the inbox's descriptor stays open.
+            # All members have mapped it: only the inbox's descriptor stays open.
             if (segment := self._owned.get(_GROUP)) is not None:
                 segment.close()
         return meeting
 
     def _check(self, call: Call, peer: int) -> None:
-        """Raise when waiting for ``peer`` has become pointless."""
+        """Raise an error if ``peer`` is lost, the deadline passed, or this rank aborted."""
         self.check_open()
         if peer in self._gone:
             raise self._cause(peer)
-        if call.deadline.expired and peer != _NOBODY:
+        if call.deadline.expired and peer != _NO_MEMBER:
             raise CommunicatorTimeoutError(
                 f"{call.header}: waited {call.deadline.seconds:g} s for"
                 f" {self.membership.describe(peer)}",
@@ -386,7 +388,9 @@ class ShmCommunicator(MessagingCommunicator):
             )
 
     def _cause(self, peer: int, error: PeerLostError | None = None) -> PeerLostError:
-        """Return the error for the loss of ``peer``, or for the first death, its likely cause."""
+        """Return the error for the loss of ``peer``. If ``peer`` only left after another member
+        died, return that member's error, the likely cause.
+        """
         lost = error or self._gone[peer]
         if self._dead and peer not in self._dead:
             lost = self._gone[self._dead[0]]

@@ -1,12 +1,12 @@
 """Point-to-point messages through rings in the receivers' memory.
 
-A sender copies into its ring at the receiver. A thread that waits for a message there takes
-everything out of all rings, for every thread of its rank: it is the *carrier*, one at a time. A
-message that nobody waits for stays in the ring. Once that is full, the sender asks the receiver's
-endpoint to carry. So messages are taken in up to the mailbox's limit whatever the receiver does.
+A sender copies into its ring at the receiver. One of the receiver's waiting threads is the
+*carrier*: it moves messages from all rings to the mailbox, for every thread of its rank. Without a
+waiting thread, messages stay in the ring. If the ring is full, the sender asks the receiver's
+endpoint to carry. So the receiver accepts messages up to the mailbox's limit at any time.
 
-A carrier that finds nothing sleeps on its inbox's *wakeup word*, into which each sender writes a
-value that was never there before.
+A carrier without messages sleeps on its inbox's *wakeup word*, into which each sender writes a
+value that the word never had.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ INBOX = "inbox"
 
 
 class Messages(Mailbox):
-    """The mailbox of one member, with the rings that lead to its neighbours and from them. Another
-    transport may deliver messages of other members here.
+    """The mailbox of one member, with its rings to and from the members on this host.
+
+    Another transport may deliver messages of other members here.
     """
 
     def __init__(self, membership: Membership, host_peers: HostPeers, sizes: Sizes) -> None:
@@ -61,7 +62,7 @@ class Messages(Mailbox):
         # Held by the carrier.
         self._carrying = threading.RLock()
         self._carriers: list[int] = []
-        # Members that are gone, until all that they sent is taken.
+        # Lost members, until all of their messages were carried.
         self._ending: dict[int, PeerLostError] = {}
         self._endings_changed = False
         self._gone: dict[int, PeerLostError] = {}
@@ -95,7 +96,7 @@ class Messages(Mailbox):
             turn.release()
 
     def has_room(self, dst: int, nbytes: int) -> bool:
-        """True if a message fits into this rank's ring at ``dst`` as it is now."""
+        """True if a message of ``nbytes`` fits into this rank's ring at ``dst`` now."""
         ring = self._writers.get(dst)
         if ring is None or dst in self._gone:
             return False
@@ -106,7 +107,7 @@ class Messages(Mailbox):
         if ring.peer in self._gone or end.broken:
             self._check_receiver(call, ring)
         try:
-            # A message that compiled code has begun goes on here.
+            # Compiled code may have begun the message.
             begun = end.left > 0
             first = core.SPIN if call.sync else core.LOOK
             status = core.AGAIN if begun else end.begin(call.packed, data, first)
@@ -119,23 +120,23 @@ class Messages(Mailbox):
                 end.give_up()
 
     def _wait_mode(self, call: Call) -> int:
-        """Return how a call waits once its first look found nothing."""
+        """Return the engine's mode for a call that has to wait."""
         return self._core.SLEEP if call.sync else self._core.NAP
 
     def _look_up(self, call: Call, ring: RingWriter) -> None:
-        """See whether there is sense in waiting for room in a ring, and have it made."""
+        """Check that the receiver can still make room in a ring, and ask it to."""
         call.waiting_for = ring.peer
         self._check_receiver(call, ring)
         self._host_peers.kick(ring.peer)
 
     def _check_receiver(self, call: Call, ring: RingWriter) -> None:
-        """Raise when there is no sense in sending, or in waiting until one can."""
+        """Raise if the receiver is lost, the ring is broken, or the deadline has passed."""
         look()
         dst = ring.peer
         self._check_there(dst)
         if ring.end.broken:
             name = self._membership.describe(dst)
-            raise PeerLostError(f"an earlier message to {name} was broken off in the middle", dst)
+            raise PeerLostError(f"an earlier message to {name} was interrupted", dst)
         if call.deadline.expired:
             raise self._unsent(call, dst)
 
@@ -148,7 +149,7 @@ class Messages(Mailbox):
         name = self._membership.describe(dst)
         return CommunicatorTimeoutError(
             f"send to {name} passed its deadline of {call.deadline.seconds:g} s: its inbox is full,"
-            " and nobody receives",
+            " and it does not receive",
             dst,
         )
 
@@ -182,11 +183,11 @@ class Messages(Mailbox):
         return super().recv(call, buffer, src, tag)
 
     def _meet(self, call: Call, buffer: Flat, ring: RingReader, tag: int) -> bool:
-        """Try to receive the ring's next message straight into ``buffer``, without a mailbox.
+        """Try to receive the ring's next message directly into ``buffer``, without the mailbox.
 
-        Waits a moment for it, if this is the only receive. A message that compiled code has begun
-        in this buffer is completed. Returns whether the message was received; if not, nothing has
-        happened.
+        If this is the only receive, wait a moment for the message. A message that compiled code
+        began in this buffer is completed. Return whether a message was received; otherwise, the
+        call had no effect.
         """
         src = ring.peer
         receive: PendingReceive | None = None
@@ -202,7 +203,8 @@ class Messages(Mailbox):
             ):
                 return False
         try:
-            # Not before: another carrier may have begun a message until this moment.
+            # Checked only now: until this thread was the carrier, another one may have begun a
+            # message.
             if begun or ring.between:
                 call.waiting_for = src
                 before = end.position
@@ -213,7 +215,7 @@ class Messages(Mailbox):
                     received = received or end.position != before
                     if end.left:
                         header = CallHeader(0, buffer.size, NO_ROOT, Kind.SEND, code, 0, extra=tag)
-                        incoming = IncomingMessage(self._lock, self._stir, src, header, data)
+                        incoming = IncomingMessage(self._lock, self._on_change, src, header, data)
                         receive = PendingReceive(call, buffer, src, tag, code)
                         receive.incoming = incoming
                         ring.adopt(incoming)
@@ -233,9 +235,9 @@ class Messages(Mailbox):
     def lend(self, peer: int) -> tuple[Any, ...] | None:
         """Let compiled code use this rank's ends of the rings to and from ``peer``, without locks.
 
-        For a caller who makes all calls with that peer, one after the other. It ends as soon as
-        this rank looks at what has arrived. Returns the two ends, the sender's None if nothing was
-        sent yet; no ends where the peer is this rank; None while anything there is unusual.
+        The caller must make all calls with that peer, one after the other. The loan ends once this
+        rank reads ``pending`` of an end. Return the two ends, the sender's None before the first
+        send; an empty tuple if the peer is this rank; None if the ends cannot be lent now.
         """
         if peer == self._rank:
             with self._lock:
@@ -261,7 +263,7 @@ class Messages(Mailbox):
         return (writer and writer.end, reader.end) if lent else None
 
     def carry(self) -> None:
-        """Take in what has arrived. Never blocks; any thread."""
+        """Move all messages that have arrived to the mailbox. Never blocks; thread-safe."""
         if not self._try_carrying():
             self._wake_carrier()
             return
@@ -273,7 +275,7 @@ class Messages(Mailbox):
             self._drop_carrying()
 
     def lose(self, src: int, error: PeerLostError) -> None:
-        """Note that member ``src`` is gone; its earlier messages are still received."""
+        """Record that member ``src`` is lost; its earlier messages can still be received."""
         with self._guard:
             self._gone.setdefault(src, error)
             self._ending.setdefault(src, error)
@@ -299,11 +301,11 @@ class Messages(Mailbox):
             ring.end.wake_sender()
 
     def _watch(self, call: Call, src: int | None) -> None:
-        """See to it that this rank learns when a member goes from which it waits for a message."""
+        """Watch the members from which this receive may get its message, to notice their loss."""
         for peer in self._rings if src is None else (src,):
             if peer not in self._rings or peer in self._watched:
                 continue
-            # A member that has not said where it is has not sent anything either.
+            # A member that has not published its place has not sent a message either.
             if src is None and not self._host_peers.is_known(peer):
                 continue
             self._host_peers.watch(peer, call)
@@ -312,17 +314,17 @@ class Messages(Mailbox):
                     self._receivers[peer] = self._rings[peer].end
             self._watched.add(peer)
 
-    def _stir(self) -> None:
-        # A thread that waits may be the carrier, which sleeps on the wakeup.
+    def _on_change(self) -> None:
+        # The waiting thread may be the carrier, which sleeps on the wakeup word.
         if self._carriers not in ([], [threading.get_ident()]):
             self._wake_carrier()
 
     def _sleep(self, call: Call, receive: PendingReceive) -> None:
-        """Carry messages until something has arrived, or wait for the thread that does."""
+        """Carry messages until one has arrived, or wait for the carrier."""
         known = self._core.read_wakeup(self._memory)
         if not self._try_carrying():
             if any(ring.stalled for ring in self._rings.values()):
-                self._wake_carrier()  # this receive may be what the ring waits for
+                self._wake_carrier()  # this receive may make room
             super()._sleep(call, receive)
             return
         self._lock.release()
@@ -338,7 +340,7 @@ class Messages(Mailbox):
             raise self._late(call, receive)
 
     def _try_carrying(self) -> bool:
-        """Become the carrier, unless there is one."""
+        """Become the carrier; return False if a thread is the carrier already."""
         me = threading.get_ident()
         if self._carriers == [me] or not self._carrying.acquire(blocking=False):
             return False
@@ -346,25 +348,25 @@ class Messages(Mailbox):
         return True
 
     def _stop_carrying(self) -> None:
-        """Leave the rest to somebody else. Not under the mailbox's lock."""
+        """Let another thread become the carrier. The caller must not hold the mailbox's lock."""
         while True:
             self._carriers.clear()
             self._carrying.release()
             self._wake_carriers()
-            # Another thread may have noted an ending while this one was busy.
+            # Another thread may have recorded a lost member while this one was the carrier.
             if not self._endings_changed or not self._try_carrying():
                 return
             self._carry(self._core.LOOK)
 
     def _drop_carrying(self) -> None:
-        """Leave all to somebody else if this thread carries, wherever an exception came."""
+        """If this thread is still the carrier, because of an exception, stop being it."""
         if is_held(self._carrying):
             self._carriers.clear()
             self._carrying.release()
             self._wake_carriers()
 
     def _wake_carriers(self) -> None:
-        """Let another thread carry: one that arrived meanwhile sleeps."""
+        """Wake the sleeping threads, of which one becomes the carrier."""
         with self._lock:
             for wake in self._asleep:
                 wake.notify_all()
@@ -379,9 +381,9 @@ class Messages(Mailbox):
             self._carry(mode)
 
     def _carry(self, mode: int) -> bool:
-        """Move up to a message from each ring; return whether anything was there.
+        """Move up to one message from each ring; return whether any bytes were moved.
 
-        ``mode``: how long to wait for a sender that is in the middle of one.
+        ``mode``: how long to wait for the rest of an incomplete message.
         """
         moved = self._endings_changed = False
         for src, ring in self._rings.items():
@@ -390,7 +392,7 @@ class Messages(Mailbox):
             elif ring.breaks and src not in self._gone:
                 ring.given_up = True
                 name = self._membership.describe(src)
-                what = "broke off a message in the middle"
+                what = "interrupted a message"
                 if ring.damaged:
                     what = "wrote an invalid message: the shared memory is damaged"
                 error = PeerLostError(f"{name} {what}", src)
@@ -404,6 +406,6 @@ class Messages(Mailbox):
         return moved
 
     def _wake_carrier(self) -> None:
-        """Have the carrier of this rank read the rings again."""
+        """Make this rank's carrier read the rings again."""
         value = next(self._own_rings) * self._size + self._rank
         self._core.wake_inbox(self._memory, value)

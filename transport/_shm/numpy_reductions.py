@@ -1,4 +1,4 @@
-"""Reductions for which the engine has no loops, by NumPy."""
+"""Reductions with NumPy, for dtypes and ops that the engine does not support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transport._operands.reduce_op import Flat, ReduceOp, reduction_dtype
 def reduce_parts(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Flat) -> None:
     """Reduce the ``parts`` of ranks 0, 1, … into ``out``, which may be one of them.
 
-    All have one dtype. Small floats are reduced in float32 and rounded once.
+    All have the same dtype and size. Small floats are reduced in float32 and rounded once.
     """
     total = np.empty(out.size, reduction_dtype(out.dtype))
     order.tree_reduce(scratch, op, parts, total)
@@ -24,7 +24,7 @@ def reduce_parts(scratch: Scratch, parts: Sequence[Flat], op: ReduceOp, out: Fla
 
 
 def scaled(source: Flat, op: ReduceOp) -> Flat:
-    """Return the operand of PREMUL_SUM: ``source`` scaled, in the dtype of the reduction."""
+    """Return the operand of a PREMUL_SUM: ``source`` scaled, in the reduction's dtype."""
     result = np.empty(source.size, reduction_dtype(source.dtype))
     scale(result, source, 0, source.size, op)
     return result

@@ -1,13 +1,13 @@
-"""Reading the private memory of another process, where the kernel allows it.
+"""Reading the private memory of another process, if the kernel allows it.
 
-``process_vm_readv`` copies from another process's memory into this one's. The kernel asks that both
-belong to one user and that no security module objects (Yama's ``ptrace_scope``, a container's
-seccomp filter). Nobody ever writes into another's memory.
+``process_vm_readv`` copies from another process's memory into this one's. Both processes must
+belong to one user, and security modules must allow the call (Yama's ``ptrace_scope``, a
+container's seccomp filter). No process writes into another one's private memory.
 
-The kernel copies with the processor's string instruction. On AMD's Zen 3 and 4 that takes ten times
-as long where the target begins a few bytes further into a page than the source (glibc bug 30994).
-That is how arrays lie that came from ``malloc`` one after the other. Then the kernel copies to a
-better place first, a piece at a time. NumPy's loops take it from there while it is in the cache.
+The kernel copies with the processor's string instruction. On AMD's Zen 3 and 4, that is slow if
+the target begins a few bytes further into a page than the source (glibc bug 30994). This is common
+for consecutive arrays from ``malloc``. Then the kernel copies a piece at a time into a bounce
+buffer with a better alignment. NumPy copies the piece to the target while it is in the cache.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from transport._shm.segment import PAGE
 
 _PAGE_BITS = PAGE - 1
 _CLOSE = 32
-"""Targets that begin fewer bytes (but some) further into a page than their source are slow."""
+"""A copy is slow if its target begins 1 to 31 bytes further into a page than its source."""
 _BOUNCED = 256 << 10
-"""The bytes copied to a better place at a time: less than a core's cache, but enough that the
-20 microseconds before each kernel call do not count.
-"""
+"""The size of the bounce buffer: it fits a core's cache, but makes kernel calls rare."""
 
 
 class _Iovec(ctypes.Structure):
@@ -46,9 +44,9 @@ class ProcessMemory:
         self._readv.argtypes = (ctypes.c_int, piece, count, piece, count, count)
 
     def read(self, where: int, into: Flat) -> None:
-        """Copy what lies at address ``where`` there into ``into``.
+        """Fill ``into`` with the bytes at address ``where`` of the process.
 
-        Raises OSError when the process or the memory is not there, or may not be read.
+        Raises OSError if the process or the memory does not exist, or may not be read.
         """
         start, nbytes = address(into), into.nbytes
         if nbytes < _BOUNCED or not 0 < (start - where) & _PAGE_BITS < _CLOSE:
@@ -77,5 +75,5 @@ class ProcessMemory:
 
 
 def is_possible() -> bool:
-    """True if this process may try: the C library knows the call."""
+    """True if the C library has the call; the kernel may still refuse it."""
     return hasattr(ctypes.CDLL(None), "process_vm_readv")

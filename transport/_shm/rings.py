@@ -1,7 +1,7 @@
-"""The two ends of a ring of messages: the engine's, and what Python keeps of them.
+"""The two ends of a ring of messages.
 
-The ring lies in the receiver's inbox (``transport/_native/engine/ring.c``). A sender copies into
-it, and the receiver out of it, into the memory that its mailbox has for the message.
+The ring is in the receiver's inbox (``transport/_native/engine/ring.c``). The sender copies a
+message into it, and the receiver copies it into the buffer that its mailbox has for the message.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from transport._shm.support import may_spin, the_core
 
 
 class RingWriter:
-    """The sender's end, in the ``inbox`` of ``peer``. One thread at a time: the owner of ``turn``.
+    """The sender's end, in the ``inbox`` of ``peer``. The thread that uses it holds ``turn``.
 
-    ``member`` is this rank, of how many. ``end`` is the engine's. Raises DistBackendError where
-    ``inbox`` is none, OSError where the kernel has no memory for the ring.
+    ``member`` is this rank and the group's size. ``end`` is the engine's ``RingEnd``. Raises
+    DistBackendError if ``inbox`` is invalid, OSError if the kernel has no memory for the ring.
     """
 
     def __init__(self, inbox: Segment, member: tuple[int, int], peer: int) -> None:
@@ -36,8 +36,9 @@ class RingWriter:
 
 
 class RingReader:
-    """The receiver's end of the ring from ``peer``: moves messages into the mailbox. One thread at
-    a time.
+    """The receiver's end of the ring from ``peer``, which moves messages into the mailbox.
+
+    One thread at a time.
     """
 
     _incoming: IncomingMessage | None = None
@@ -45,9 +46,9 @@ class RingReader:
     stalled: bool = False
     """True if the mailbox has no room for the next message."""
     given_up: bool = False
-    """True if the sender broke a message off, so that no more can come."""
+    """True if the sender interrupted a message: no other message can follow."""
     damaged: bool = False
-    """True if the sender wrote impossible values; no more is taken then."""
+    """True if the sender wrote impossible values: no other message is received."""
 
     def __init__(self, inbox: Segment, member: tuple[int, int], peer: int) -> None:
         rank, size = member
@@ -57,29 +58,29 @@ class RingReader:
 
     @property
     def breaks(self) -> bool:
-        """True if the sender has given up, and this end does not know it yet."""
+        """True if the ring is broken or damaged, and ``given_up`` is not set yet."""
         return not self.given_up and (self.damaged or self.end.broken)
 
     @property
     def listens(self) -> bool:
-        """True if it is worth calling ``pull`` when data comes."""
+        """True if ``pull`` can move messages when they arrive."""
         return not (self.stalled or self._closed)
 
     @property
     def between(self) -> bool:
-        """True if no message is under way, and the next one may be begun."""
+        """True if no message is partly received, and the next one may be begun."""
         return self._incoming is None and not (self.stalled or self._closed or self.end.in_use)
 
     def adopt(self, incoming: IncomingMessage) -> None:
-        """Go on with a message that was begun without the mailbox."""
+        """Continue a message that was begun without the mailbox."""
         self._incoming = incoming
         self.end.take_back()
 
     def pull(self, mailbox: Mailbox, mode: int) -> bool:
-        """Move what is there, of at most one message, and make room; return whether anything was
-        moved. Nothing is while the mailbox has no room for the next message.
+        """Move the available bytes of at most one message; return whether any were moved.
 
-        ``mode``: how long to wait for a message that is under way.
+        While the mailbox has no room for the next message, none are moved. ``mode``: how long to
+        wait for the rest of a message.
         """
         end = self.end
         if self._closed or not end.pending:
@@ -101,8 +102,8 @@ class RingReader:
         self.damaged = self._closed = True
 
     def end_with(self, error: PeerLostError) -> bool:
-        """Give up the message under way because nothing more comes; False while something is
-        there that was not moved.
+        """Fail the incomplete message after the sender's end; return False if bytes in the ring
+        have to be moved first.
         """
         if self.end.untaken and not self._closed:
             return False
@@ -120,7 +121,7 @@ class RingReader:
         try:
             incoming = mailbox.try_begin(self.peer, CallHeader.unpack(packed), nbytes)
         except CommunicatorAbortedError:
-            self._closed = True  # nobody will receive from this member any more
+            self._closed = True
             return None
         self.stalled = incoming is None
         if incoming is not None:

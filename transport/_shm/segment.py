@@ -1,4 +1,4 @@
-"""Pieces of memory that several processes map: anonymous files, which no name can leak."""
+"""Shared memory: anonymous files, which have no names that could leak."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10
 
 _STEP = 32 << 20
-"""So many bytes are allocated at a time: in between, signals are handled and limits looked at."""
+"""The bytes allocated at a time; in between, signals are handled and limits checked."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-"""No process can change a segment's size: reading what was cut off would be a SIGBUS."""
+"""No process can change a segment's size: reading past a reduced size would raise SIGBUS."""
 
 
 class Segment:
     """A shared mapping of ``nbytes`` bytes.
 
-    ``data`` are its bytes (of ``mapping`` itself, which is nobody's to close). The mapping lives as
-    long as anything refers to it, in each process on its own: nothing is ever unmapped under an
-    array. The memory itself is gone when the last process has let go, however it ended.
+    ``data`` are the bytes of ``mapping``, which must not be closed. In each process, the mapping
+    lives as long as any reference to it: memory is never unmapped under an array. The kernel frees
+    the memory when the last process has unmapped it or died.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
-        # Given the descriptor, Python would keep a copy of it as long as the mapping lives. A job
-        # of many groups has a mapping for each member. So Python maps nothing, and we the file.
+        # Python would duplicate the descriptor for the lifetime of the mapping, and a job with
+        # many groups has many mappings. So Python maps anonymous memory, and _map replaces it.
         self.mapping = mapping = mmap.mmap(-1, nbytes)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         _map(fd, self.address, nbytes)
@@ -43,7 +43,7 @@ class Segment:
     def allocate(self, start: int, nbytes: int, members: int) -> None:
         """Allocate the pages of a part, while ``members`` members do so for their parts.
 
-        Raises OSError if there is not enough memory: later the kernel would end the process that
+        Raises OSError if memory is short. Without this, the kernel would kill a process that
         writes there.
         """
         core = the_core()
@@ -51,14 +51,14 @@ class Segment:
         for at in range(start, end, _STEP):
             step = min(_STEP, end - at)
             left, limit = memory_left()
-            # The others may have the same limit, and be about to take as much.
+            # The other members may share the limit, and be about to allocate as much.
             if end - at + step * members > left:
                 raise OSError(errno.ENOMEM, limit)
             core.allocate(self.mapping, at, step)
 
 
 class OwnedSegment(Segment):
-    """A segment that this process made, and can hand to others through ``fd`` (-1: no more)."""
+    """A segment that this process made and shares through its descriptor ``fd`` (-1: closed)."""
 
     fd = -1
 
@@ -66,7 +66,7 @@ class OwnedSegment(Segment):
         size = pages(nbytes)
         fd = -1
         try:
-            # The label is seen in /proc/<pid>/maps and nowhere else; it need not be unique.
+            # Only /proc/<pid>/maps shows the label; it need not be unique.
             fd = os.memfd_create(f"meshlib-{label}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(fd, size)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -79,7 +79,7 @@ class OwnedSegment(Segment):
         self.fd = fd
 
     def close(self) -> None:
-        """Hand out no more descriptors. Mappings stay. Idempotent."""
+        """Close the descriptor. Mappings stay. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -90,13 +90,13 @@ class OwnedSegment(Segment):
 
 
 def adopt(fd: int) -> Segment:
-    """Map the segment behind a descriptor that came from its owner, and close the descriptor.
+    """Map the segment behind a descriptor from its owner, and close the descriptor.
 
-    Raises DistBackendError when it is not a piece of shared memory whose size is sealed.
+    Raises DistBackendError if it is not shared memory of a sealed size.
     """
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise DistBackendError("a peer's shared memory can be cut off; expected a sealed size")
+            raise DistBackendError("a peer's shared memory can shrink; expected a sealed size")
         size = os.fstat(fd).st_size
         if size <= 0 or size % PAGE:
             raise DistBackendError(f"expected a segment of whole pages, got {size} bytes")
@@ -108,9 +108,9 @@ def adopt(fd: int) -> Segment:
 
 
 def no_memory(who: str, nbytes: int, error: OSError) -> DistBackendError:
-    """Return the error for a member that does not get ``nbytes`` bytes of shared memory."""
+    """Return the error for a member that cannot allocate ``nbytes`` bytes of shared memory."""
     why = error.strerror or str(error)
-    if error.errno == errno.EFAULT:  # a SIGBUS, had the process written there itself
+    if error.errno == errno.EFAULT:  # a write there would raise SIGBUS
         why = "the kernel has no page for it"
     return DistBackendError(
         f"{who} cannot allocate {nbytes} bytes of shared memory: {why}; share less, or raise the"
@@ -124,7 +124,7 @@ def pages(nbytes: int) -> int:
 
 
 def _map(fd: int, address: int, nbytes: int) -> None:
-    """Map a file over what is mapped at ``address``. Raises OSError."""
+    """Replace the mapping at ``address`` by one of a file. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)

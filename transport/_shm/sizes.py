@@ -1,4 +1,4 @@
-"""The sizes by which shared memory is tuned."""
+"""The tunable sizes of shared memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes in bytes, equal on all members; 0: chosen by the number of members.
+    """Sizes in bytes, equal on all members; 0: depends on the number of members.
 
-    A member stages ``block`` at a time at most. Up to ``direct`` every member reduces all others'
-    blocks for itself, instead of its share. Two members do that up to eight times as much. A ring
-    between a sender and a receiver has ``ring``. Where nothing is staged, ``unstaged`` is read at
-    a time.
+    ``block``: the most that a member stages at a time. ``direct``: up to this size, each member
+    reduces whole arrays itself, instead of its share; two members do so up to eight times this
+    size. ``ring``: the capacity of a ring between a sender and a receiver. ``unstaged``: the bytes
+    read at a time from symmetric memory.
     """
 
     block: int = 0

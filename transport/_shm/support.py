@@ -11,7 +11,7 @@ from transport._platform import available_cores
 
 
 def the_core() -> Any:
-    """Return the compiled core; raise DistBackendError where this process cannot share memory."""
+    """Return the compiled core; raise DistBackendError if this process cannot share memory."""
     reason = unsupported_reason()
     if reason is not None:
         raise DistBackendError(f"{reason}; expected backend 'tcp' or 'auto'")
@@ -19,5 +19,5 @@ def the_core() -> Any:
 
 
 def may_spin(ranks: int) -> bool:
-    """True if this host has a core for each of this many ranks."""
+    """True if this process may use at least ``ranks`` cores."""
     return ranks <= available_cores()

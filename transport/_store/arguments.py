@@ -1,4 +1,4 @@
-"""Checks of the arguments of stores, and their conversion to the form of commands."""
+"""Checks of the arguments of stores, and their conversion to fields of commands."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ def key_name(key: bytes) -> str:
 
 
 def list_keys(keys: Sequence[str]) -> list[str]:
-    """Return ``keys`` as a list; raise TypeError for one ``str`` and for a value that is not a
-    sequence."""
+    """Return ``keys`` as a list; raise TypeError for a single ``str``, or if not iterable."""
     if isinstance(keys, str) or not isinstance(keys, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"keys must be a list of str, got the {type(keys).__name__} {keys!r}")
     return list(keys)
 
 
 def list_values(values: Sequence[Value]) -> list[bytes]:
-    """Return ``values`` as bytes; raise TypeError unless it is a sequence of them."""
+    """Return ``values`` as a list of bytes; raise TypeError for a single value."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"values must be a list of bytes or str, got the {type(values).__name__} {values!r}"
@@ -58,8 +57,8 @@ def list_values(values: Sequence[Value]) -> list[bytes]:
 
 
 def to_offset(offset: int) -> int:
-    """Return ``offset`` when it is one; raise ValueError otherwise, TypeError for no number."""
+    """Return ``offset``; raise ValueError if it is negative, TypeError if not an integer."""
     number = to_whole_number(offset, "offset")
     if number < 0:
         raise ValueError(f"offset must be >= 0, got {offset}")
-    return min(number, _MOST)  # no value is as long
+    return min(number, _MOST)  # longer than any value

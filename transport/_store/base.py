@@ -1,8 +1,7 @@
 """The store: a small key-value service through which ranks find each other.
 
-Keys are ``str``, values ``bytes``. The names and their meaning are c10d's. ``Store`` is the part
-that all stores share: it turns methods into commands (``transport._store.commands``), and a
-subclass carries them out.
+The methods are c10d's. ``Store`` is the base of all stores. It turns methods into commands
+(``transport._store.commands``), which its subclasses execute.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ T = TypeVar("T")
 class Store(ABC):
     """A key-value store shared by the ranks of a job.
 
-    Keys are ``str``; values ``bytes``, or ``str``, of which the UTF-8 is kept. All methods may be
-    called from several threads. A blocking method ends by its own ``timeout`` (seconds or a
-    timedelta), else the store's. It then raises a ``StoreTimeoutError`` that names the store and
-    the missing keys. Methods raise ``DistStoreError`` when the store cannot be reached or is
-    closed, TypeError and ValueError for wrong arguments.
+    Keys are ``str``. Values are ``bytes``; a ``str`` is stored as UTF-8. All methods are
+    thread-safe. A blocking method waits for its ``timeout`` (seconds or a timedelta), by default
+    the store's. Then it raises a ``StoreTimeoutError`` that names the store and the missing keys.
+    Methods raise ``DistStoreError`` if the store cannot be reached or is closed, TypeError and
+    ValueError for wrong arguments.
     """
 
     def __init__(self, timeout: Timeout = DEFAULT_STORE_TIMEOUT) -> None:
         self._timeout = to_seconds(timeout)
-        # Errors that end all waits now, by the party that set them (``end_waits``), and the last
-        # one set. Shared by all objects that are the same store (``with_grace``).
+        # The errors that end all waits, by their setters (``end_waits``), and the last one.
+        # Shared with the copies that ``with_grace`` returns.
         self._ends: dict[object, DistError] = {}
         self._last_end: list[DistError] = []
 
@@ -54,26 +53,27 @@ class Store(ABC):
 
     @abstractmethod
     def _request(self, op: Op, fields: Fields) -> Fields:
-        """Return the answer to a command that has one at once."""
+        """Return the answer to a command that never waits."""
 
     @abstractmethod
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         """Return the answer to a command, waiting for it if necessary.
 
-        Raises the error of ``_waited_in_vain`` at the deadline.
+        Raises the error of ``_wait_error`` at the deadline.
         """
 
     def _key(self, key: str) -> bytes:
-        """Return ``key`` as commands have it; raise TypeError unless it is a ``str``."""
+        """Return ``key`` as a field of commands; raise TypeError unless it is a ``str``."""
         return to_key(key)
 
     def _keys(self, keys: Sequence[str]) -> list[bytes]:
         return [self._key(key) for key in list_keys(keys)]
 
     def _post(self, op: Op, fields: Fields) -> None:
-        """Carry out a command without waiting for its answer, before all later ones of this client.
+        """Send a command without waiting for its answer.
 
-        If it fails, the next command raises.
+        It takes effect before all later commands of this client. If it fails, the next command
+        raises.
         """
         self._request(op, fields)
 
@@ -83,15 +83,15 @@ class Store(ABC):
         return False
 
     def _seconds(self, timeout: Timeout | None) -> float:
-        """Return the seconds that a call waits when given ``timeout``."""
+        """Return ``timeout`` in seconds, by default the store's."""
         return self._timeout if timeout is None else to_seconds(timeout)
 
-    def _waited_in_vain(self, op: Op, missing: Sequence[bytes], deadline: Deadline) -> DistError:
-        """Return the error of a wait that ended while the keys ``missing`` do not exist."""
-        # A wait that ended before its deadline was ended by ``end_waits``, even if that was taken
-        # back since.
+    def _wait_error(self, op: Op, missing: Sequence[bytes], deadline: Deadline) -> DistError:
+        """Return the error of a wait that ended without the keys ``missing``."""
+        # A wait that ended before its deadline was ended by ``end_waits``, even if that error was
+        # lifted since.
         if self._last_end and (self._ends or not deadline.expired):
-            # A copy, because each thread that raises it adds a traceback of its own.
+            # A copy, because each raising thread adds its own traceback.
             return copy(self._last_end[0])
         shown = ", ".join(repr(key_name(key)) for key in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -108,10 +108,10 @@ class Store(ABC):
 
     def post(self, key: str, value: Value, *, once: bool = False) -> None:
         """Write ``value`` under ``key`` like ``set``, without waiting for the server. With
-        ``once``, keep a value that is already there.
+        ``once``, do not replace an existing value.
 
-        It takes effect before any later call on this object. If the server cannot be reached, the
-        later call raises.
+        The write takes effect before any later call on this object. If the server cannot be
+        reached, the later call raises.
         """
         if once:
             self._post(Op.COMPARE_SET, (self._key(key), b"", to_bytes(value)))
@@ -123,15 +123,15 @@ class Store(ABC):
         return self._await(Op.GET, (self._key(key),), timeout)[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Add ``amount`` to the counter under ``key`` (0 when missing); return the new value.
+        """Add ``amount`` to the counter under ``key`` (0 if missing); return the new value.
 
-        The counter is kept as decimal text. Raises ``DistStoreError`` when the value is none.
+        The counter is stored as decimal text. Raises ``DistStoreError`` if the value is not one.
         """
         number = to_whole_number(amount, "amount")
         return int(self._request(Op.ADD, (self._key(key), b"%d" % number))[0])
 
     def append(self, key: str, value: Value) -> None:
-        """Append ``value`` to the value of ``key``; create the key when missing."""
+        """Append ``value`` to the value of ``key``; create the key if missing."""
         self._request(Op.APPEND, (self._key(key), to_bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -141,14 +141,14 @@ class Store(ABC):
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """Write ``desired_value`` if ``key`` holds ``expected_value``, or is missing and
         ``expected_value`` is empty. Return the value under ``key`` afterwards
-        (``expected_value`` when the key is still missing).
+        (``expected_value`` if the key is still missing).
         """
         expected = to_bytes(expected_value, "expected_value")
         desired = to_bytes(desired_value, "desired_value")
         return self._request(Op.COMPARE_SET, (self._key(key), expected, desired))[0]
 
     def delete_key(self, key: str) -> bool:
-        """Delete ``key``; return whether it was there."""
+        """Delete ``key``; return whether it existed."""
         return self._request(Op.DELETE, (self._key(key),))[0] == b"1"
 
     def multi_get(self, keys: Sequence[str], timeout: Timeout | None = None) -> list[bytes]:
@@ -156,9 +156,9 @@ class Store(ABC):
         return list(self._await(Op.MULTI_GET, self._keys(keys), timeout))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Write several ``keys`` at once, each with its own of the ``values``.
+        """Write each of ``values`` under the key at the same position, all at once.
 
-        Raises ValueError when the lengths differ.
+        Raises ValueError if the lengths differ.
         """
         stored, data = self._keys(keys), list_values(values)
         if len(stored) != len(data):
@@ -173,7 +173,7 @@ class Store(ABC):
         return int(self._request(Op.NUM_KEYS, ())[0])
 
     def list_keys(self) -> list[str]:
-        """Return all keys, sorted. Queues have names of their own, which are not among them."""
+        """Return all keys, sorted, without the names of queues."""
         return [from_key(key) for key in self._request(Op.LIST_KEYS, ())]
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -182,9 +182,9 @@ class Store(ABC):
 
     def tail(self, key: str, offset: int, timeout: Timeout | None = None) -> bytes:
         """Wait until the value of ``key`` is longer than ``offset`` bytes; return the bytes from
-        there.
+        ``offset`` on.
 
-        With ``append`` this makes a key a log that every rank can follow.
+        Together with ``append``, this makes a key a log that every rank can follow.
         """
         fields = self._key(key), pack_number(to_offset(offset))
         return self._await(Op.TAIL, fields, timeout)[0]
@@ -200,10 +200,10 @@ class Store(ABC):
         self._request(Op.PUSH, (self._key(key), to_bytes(value)))
 
     def queue_pop(self, key: str, block: bool = True, timeout: Timeout | None = None) -> bytes:
-        """Take the first value of the queue ``key``, waiting for one when ``block``.
+        """Remove and return the first value of the queue ``key``, waiting for one if ``block``.
 
-        Raises ``DistStoreError`` when it is empty and ``block`` is false. ``timeout`` bounds the
-        wait alone.
+        Raises ``DistStoreError`` if the queue is empty and ``block`` is false. ``timeout`` only
+        bounds the wait.
         """
         fields = (self._key(key),)
         if block:
@@ -221,11 +221,11 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """The longest that a blocking method of this store waits, unless it is told otherwise."""
+        """The default timeout of blocking methods."""
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the longest that a blocking method of this store waits: seconds or a timedelta."""
+        """Set the default timeout of blocking methods: seconds or a timedelta."""
         self._timeout = to_seconds(timeout)
 
     @property
@@ -235,47 +235,46 @@ class Store(ABC):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """The host and the port at which the store is reached; None: not over the network."""
+        """The host and the port of the store; None if it is not on the network."""
         return None
 
     def set_will(self, key: str, value: Value) -> bool:
-        """Have the server append ``value`` to ``key`` if this client disappears without ``close``.
+        """Let the server append ``value`` to ``key`` if this client disappears without ``close``.
 
-        Return False for stores without a server of ours. A TCPStore's server notices within
-        milliseconds. A client has one will; a later one replaces it.
+        Return False for stores without a meshlib server. A TCPStore's server notices the loss
+        within milliseconds. A client has one will; a later one replaces it.
         """
         return self._will(self._key(key), to_bytes(value))
 
     def with_grace(self, seconds: float) -> Store:
         """Return this store for callers that cannot wait for a silent server.
 
-        Its calls raise ``DistStoreError`` when the server's answer is late by more than
-        ``seconds``. (A wait's answer is due at the wait's own timeout.) It is not a clone: close
-        only the original object.
+        Its calls raise ``DistStoreError`` if the server's answer is late by more than ``seconds``;
+        the answer to a wait is late only after the wait's timeout. The result is not a clone:
+        close only the original object.
         """
         del seconds
         return self
 
     @abstractmethod
     def clone(self) -> Store:
-        """Return a store over the same data that blocks independently of this one.
+        """Return an independent store over the same data (a TCP client gets its own connection).
 
-        A wait on one never delays a call on the other (a TCP client gets its own connection).
+        A wait on one does not delay a call on the other.
         """
 
     def aside(self) -> Store:
-        """Return a store over the same data whose ``hang_up`` ends its own waits alone.
+        """Return a store over the same data whose ``hang_up`` ends only its own waits.
 
         It is cheaper than a ``clone``, which costs round trips to a server. Close it like a clone.
-        Waits under way also end when the original object is closed.
+        Its waits also end when the original object is closed.
         """
         return self.clone()
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
-        """Make waits for missing keys on this object raise ``error``, those under way and later
-        ones.
+        """Make current and later waits for missing keys on this object raise ``error``.
 
-        Used when the writer is known to be lost. None lifts it again. Thread-safe.
+        Used when the writer is known to be lost. None lifts the error again. Thread-safe.
 
         Ranks that are threads may share the object: each lifts only the error that it set as the
         hashable ``by``. Clones, stores made by ``aside``, and other users of the data are not
@@ -288,15 +287,15 @@ class Store(ABC):
             self._last_end[:] = [error]
 
     def hang_up(self) -> None:
-        """End this object's waits under way, and all later calls, with ``DistStoreError``.
+        """Make this object's current waits and all later calls raise ``DistStoreError``.
 
-        It sends nothing to the server. Thread-safe; never blocks. Call ``close`` afterwards.
+        Sends nothing to the server. Thread-safe; never blocks. Call ``close`` afterwards.
         """
         self.close()
 
     @abstractmethod
     def close(self) -> None:
-        """Close connections and files; waits under way end with ``DistStoreError``."""
+        """Close connections and files; current waits raise ``DistStoreError``."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -304,14 +303,14 @@ class Store(ABC):
 
     @property
     def in_one_process(self) -> bool:
-        """True if all users of the data are threads of this process: ``in_process`` is for them."""
+        """True if all users of the data are threads of this process, and ``in_process`` works."""
         return False
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object that all users of this store in this process share under ``key``.
 
-        ``factory()`` makes it when missing. Only a store that lives in one process has such
-        objects; the others raise ``DistStoreError``.
+        If missing, ``factory()`` makes it. Stores that several processes can use raise
+        ``DistStoreError``.
         """
         raise DistStoreError(
             f"{self.describe()} cannot share {key!r} inside a process; expected a HashStore"

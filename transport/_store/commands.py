@@ -1,4 +1,4 @@
-"""The commands on a store's data: fields of bytes in, fields of bytes out.
+"""The commands on a store's data, whose arguments and answers are lists of bytes (fields).
 
 A ``HashStore`` runs them under a lock, a ``FileStore`` from a log, a ``TCPStore`` over a
 connection.
@@ -19,7 +19,7 @@ _WORKERS = b"workers"
 
 
 class Op(enum.IntEnum):
-    """A command's number. Part of the wire's and the file's format: append, never renumber."""
+    """A command's number, part of the wire and file formats: append, never renumber."""
 
     SET = 1
     GET = 2
@@ -49,11 +49,11 @@ class Op(enum.IntEnum):
 CHANGES = frozenset(
     {Op.SET, Op.ADD, Op.APPEND, Op.COMPARE_SET, Op.DELETE, Op.MULTI_SET, Op.PUSH, Op.TRY_POP}
 )
-"""The commands that may change users' data, each at once and by its fields alone."""
+"""The commands that may change users' data. They never wait, so a log of them can be replayed."""
 
 
 def wanted(op: Op) -> str:
-    """Return the words that describe the awaited data, before the keys, in a message."""
+    """Return the words before the awaited keys in a message."""
     if op == Op.POP:
         return "a value in queue"
     return "more at the end of key" if op == Op.TAIL else "key"
@@ -64,7 +64,7 @@ MakeWaiter = Callable[[Fields, Deliver], tuple[StoreTable, Waiter]]
 
 
 def _nothing(method: Callable[..., None]) -> Answer:
-    """Return the command that calls ``method`` with its fields and answers with no field."""
+    """Return the command that calls ``method`` and answers without fields."""
 
     def answer(fields: Fields) -> Fields:
         method(*fields)
@@ -74,7 +74,7 @@ def _nothing(method: Callable[..., None]) -> Answer:
 
 
 def _found(method: Callable[..., bytes | None]) -> Answer:
-    """Return the command that answers with the value of ``method``, or has no answer yet."""
+    """Return the command that answers with the result of ``method``; None: no answer yet."""
 
     def answer(fields: Fields) -> Fields | None:
         value = method(*fields)
@@ -84,16 +84,16 @@ def _found(method: Callable[..., bytes | None]) -> Answer:
 
 
 def _number(method: Callable[..., int]) -> Answer:
-    """Return the command that answers with the number or truth value of ``method``."""
+    """Return the command that answers with the result of ``method``, an int or a bool."""
     return lambda fields: (b"%d" % method(*fields),)
 
 
 class Commands:
-    """The commands over one table. Wrong fields raise ValueError or TypeError. Not thread-safe."""
+    """The commands on one table. Wrong fields raise ValueError or TypeError. Not thread-safe."""
 
     def __init__(self) -> None:
         self.table = table = StoreTable()
-        # A separate table: num_keys does not count its keys, and users' keys cannot collide.
+        # A separate table, so that num_keys does not count its keys, and no user's key collides.
         internal = StoreTable()
 
         def add(key: bytes, amount: bytes) -> int:
@@ -156,8 +156,8 @@ class Commands:
         return None if run is None else run(fields)
 
     def waiter(self, op: int, fields: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
-        """Return the waiter for a command's answer, and the table to submit the waiter to. The
-        waiter calls ``deliver`` once. Raises ValueError for an opcode that never waits.
+        """Return the table to which the caller has to submit, and the waiter for a command's
+        answer, which calls ``deliver`` once. Raises ValueError for an opcode that never waits.
         """
         if op not in self._waits:
             raise ValueError(f"opcode {op} is unknown")

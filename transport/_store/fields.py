@@ -1,6 +1,6 @@
-"""A command's fields as bytes, on the wire and in a file: each is its length and its bytes.
+"""The encoding of a command's fields, on the wire and in a file: each has a length and bytes.
 
-All numbers are little-endian; lengths do not count themselves.
+All numbers are little-endian. A length does not include itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class WireError(ValueError):
 
 
 def pack_fields(fields: Sequence[bytes]) -> bytes:
-    """Return ``fields`` as they travel."""
+    """Return ``fields`` encoded."""
     if len(fields) == 1:
         return LENGTH.pack(len(fields[0])) + fields[0]
     pieces: list[bytes] = []
@@ -29,12 +29,12 @@ def pack_fields(fields: Sequence[bytes]) -> bytes:
 
 
 def unpack_fields(data: bytes | bytearray, begin: int, end: int) -> list[bytes]:
-    """Return the fields in ``data[begin:end]``; raise WireError when they do not fill it."""
+    """Return the fields in ``data[begin:end]``; raise WireError if it is malformed."""
     fields: list[bytes] = []
     while begin < end:
         body = begin + LENGTH_BYTES
         if body > end:
-            raise WireError("a field's length is cut off")
+            raise WireError("a field's length is truncated")
         begin = body + LENGTH.unpack_from(data, begin)[0]
         if begin > end:
             raise WireError("a field is longer than its frame")
@@ -48,7 +48,7 @@ def pack_number(number: int) -> bytes:
 
 
 def unpack_number(field: bytes) -> int:
-    """Return the number in a field; raise WireError when it is none."""
+    """Return the number in a field; raise WireError for a wrong length."""
     if len(field) != _NUMBER.size:
         raise WireError(f"a number of {len(field)} bytes")
     return _NUMBER.unpack(field)[0]

@@ -1,4 +1,4 @@
-"""A store inside one process, shared by its threads."""
+"""A store in one process, for its threads."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _Shared:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.commands = Commands()
-        # Separate and reentrant: a factory runs under it, uses the store and may ask for objects.
+        # Separate and reentrant: a factory runs under it, and may use the store and ``in_process``.
         self.objects_lock = threading.RLock()
         self.objects: dict[str, Any] = {}
 
 
 class HashStore(Store):
-    """A store that lives in this process' memory; ranks that are threads share the object.
+    """A store in this process's memory; ranks that are threads share the object.
 
     ``timeout`` limits every wait: seconds (300 by default) or a timedelta.
     """
@@ -71,7 +71,7 @@ class HashStore(Store):
                 event.set()
 
     def close(self) -> None:
-        """End the waits on this object. The data lives while any clone does."""
+        """End the waits on this object. The data lives until the last clone is freed."""
         if self._shared.pid != os.getpid():
             return
         with self._lock:
@@ -91,8 +91,8 @@ class HashStore(Store):
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
         """Return the one object under ``key`` that all users of this store share.
 
-        ``factory()`` makes it when there is none; it may use the store, but must not wait for other
-        threads that ask for objects too.
+        If missing, ``factory()`` makes it. The factory may use the store, but must not wait for
+        another thread that calls ``in_process``.
         """
         self._refuse_in_a_fork()
         self._check_open()
@@ -103,7 +103,9 @@ class HashStore(Store):
 
     def _refuse_in_a_fork(self) -> None:
         """Raise DistStoreError in a forked child, where another thread may have held the lock."""
-        if why := refusal(self.describe(), self._shared.pid, "a store of processes, a TCPStore"):
+        if why := refusal(
+            self.describe(), self._shared.pid, "a store for processes, such as a TCPStore"
+        ):
             raise DistStoreError(why)
 
     def _check_open(self) -> None:
@@ -133,7 +135,7 @@ class HashStore(Store):
         finally:
             unfinished = False
             missing: Fields = ()
-            # All waiters for a key wake up together; without the lock they do not queue for it.
+            # Many waiters may wake up together: the usual case avoids the lock.
             if waiter in self._waits or self._closed:
                 # Also after Ctrl-C: an abandoned wait must not take a value from a queue.
                 with self._lock:
@@ -142,5 +144,5 @@ class HashStore(Store):
                     self._waits.pop(waiter, None)
         self._check_open()
         if unfinished:
-            raise self._waited_in_vain(op, missing, deadline)
+            raise self._wait_error(op, missing, deadline)
         return waiter.values

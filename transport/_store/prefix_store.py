@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def underlying(store: Any) -> Any:
-    """Return the store below all prefixes. Both may be another library's."""
+    """Return the innermost store of a ``store`` with prefixes. Other libraries' stores work too."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
@@ -25,9 +25,9 @@ def underlying(store: Any) -> Any:
 class PrefixStore(Store):
     """Wraps ``store`` and puts ``prefix/`` before every key.
 
-    Timeout and ``num_keys`` (keys of all prefixes) are those of the wrapped store. Closing it
+    The timeout and ``num_keys`` (keys of all prefixes) are those of the wrapped store. ``close``
     closes the wrapped store: close a ``clone``, or make sure that no other user shares the store.
-    Raises TypeError for a ``prefix`` that is not a ``str`` and a ``store`` that is not a ``Store``.
+    Raises TypeError if ``prefix`` is not a ``str`` or ``store`` not a ``Store``.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
@@ -61,8 +61,8 @@ class PrefixStore(Store):
         return [from_key(key[len(start) :]) for key in keys if key.startswith(start)]
 
     def in_process(self, key: str, factory: Callable[[], T]) -> T:
-        """Return the wrapped store's object under the prefixed key; ``factory()`` makes it when
-        missing.
+        """Return the wrapped store's object under the prefixed key; if missing, ``factory()``
+        makes it.
         """
         return self._store.in_process(f"{self._prefix}/{key}", factory)
 
@@ -116,11 +116,11 @@ class PrefixStore(Store):
         self._store.set_timeout(timeout)
 
     def end_waits(self, error: DistError | None, by: object = None) -> None:
-        """Make the waits of all users of the wrapped object raise ``error``, as ``by``."""
+        """Make the waits of all users of the wrapped object raise ``error``, set by ``by``."""
         self._store.end_waits(error, by)
 
     def hang_up(self) -> None:
-        """End the wrapped store's waits under way, and its later calls, at once."""
+        """Make the wrapped store's current waits and later calls raise."""
         self._store.hang_up()
 
     def close(self) -> None:

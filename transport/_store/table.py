@@ -1,7 +1,7 @@
 """The data of a store and its waiters, without threads, locks, input or output.
 
-A ``HashStore`` keeps one under a lock, a server in its event loop, a ``FileStore`` as its copy of
-the file.
+A ``HashStore`` guards its table with a lock, a server uses one in its event loop, and a
+``FileStore`` has one as its copy of the file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from transport._store.arguments import key_name
 class StoreTable:
     """Keys with values, queues, and waiters. Keys are bytes here.
 
-    Queues have their own names: a queue does not make a key exist, nor the other way round.
+    Keys and queues have separate namespaces.
     """
 
     def __init__(self) -> None:
-        # A value that grows by append is a bytearray, so that a log of n pieces costs O(n).
+        # A value that grows by append is a bytearray: n appends cost O(n).
         self._values: dict[bytes, bytes | bytearray] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waiting_for_value: dict[bytes, dict[Waiter, None]] = {}
@@ -33,7 +33,7 @@ class StoreTable:
         return len(self._values)
 
     def keys(self) -> list[bytes]:
-        """Return all keys, in order."""
+        """Return all keys, sorted."""
         return sorted(self._values)
 
     def set(self, key: bytes, value: bytes) -> None:
@@ -44,12 +44,12 @@ class StoreTable:
             self._wake(self._waiting_for_value, key)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of ``key``, or None when it is missing."""
+        """Return the value of ``key``, or None if it is missing."""
         value = self._values.get(key)
         return bytes(value) if isinstance(value, bytearray) else value
 
     def size(self, key: bytes) -> int:
-        """Return the length of the value of ``key``, 0 when it is missing."""
+        """Return the length of the value of ``key``, 0 if it is missing."""
         return len(self._values.get(key, b""))
 
     def get_from(self, key: bytes, offset: int) -> bytes:
@@ -69,7 +69,7 @@ class StoreTable:
         return len(keys)
 
     def add(self, key: bytes, amount: int) -> int:
-        """Add to a counter; raise DistStoreError when the value of ``key`` is not a number."""
+        """Add to a counter; raise DistStoreError if the value of ``key`` is not a number."""
         text = self._values.get(key, b"0")
         try:
             total = int(text) + amount
@@ -95,7 +95,7 @@ class StoreTable:
             self._wake(self._waiting_for_value, key)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Replace ``expected`` by ``desired``; a missing key counts as an empty value."""
+        """Replace ``expected`` by ``desired``; see ``Store.compare_set``."""
         held = self.get(key)
         if held is None and expected:
             return expected
@@ -105,7 +105,7 @@ class StoreTable:
         return held
 
     def delete(self, key: bytes) -> bool:
-        """Delete ``key``; return whether it was there."""
+        """Delete ``key``; return whether it existed."""
         if self._values.pop(key, None) is None:
             return False
         self.changes += 1
@@ -119,7 +119,7 @@ class StoreTable:
             self._wake(self._waiting_for_queue, key)
 
     def pop(self, key: bytes) -> bytes | None:
-        """Take the first value of the queue ``key``, or return None when it is empty."""
+        """Remove and return the first value of the queue ``key``, None if it is empty."""
         queue = self._queues.get(key)
         if queue is None:
             return None
@@ -134,7 +134,7 @@ class StoreTable:
         return len(self._queues.get(key, ()))
 
     def submit(self, waiter: Waiter) -> bool:
-        """Complete ``waiter`` now and return True, or keep it until it can be completed."""
+        """Complete ``waiter`` now and return True, or hold it until it can be completed."""
         key = waiter.advance(self)
         if key is None:
             waiter.parked_at = None
@@ -146,7 +146,7 @@ class StoreTable:
         return False
 
     def withdraw(self, waiter: Waiter) -> bool:
-        """Forget ``waiter``; return whether it was still waiting."""
+        """Remove ``waiter``; return whether it was still waiting."""
         key = waiter.parked_at
         if key is None:
             return False
@@ -164,8 +164,10 @@ class StoreTable:
 
 
 class Waiter(ABC):
-    """One wait for ``keys``. ``deliver`` is called once, with ``values`` filled in, from inside the
-    table's method that completed it; it must not touch the table.
+    """One wait for ``keys``.
+
+    The table's method that completes the wait fills in ``values`` and calls ``deliver``, once.
+    ``deliver`` must not use the table.
     """
 
     wants_queue = False
@@ -181,13 +183,13 @@ class Waiter(ABC):
         """Fill in ``values`` and return None, or return the key whose change to wait for."""
 
     def missing(self, table: StoreTable) -> Sequence[bytes]:
-        """Return the keys that it waits for, for a message."""
+        """Return the awaited keys, for a message."""
         del table
         return self.keys
 
 
 class KeysWaiter(Waiter):
-    """Waits until all ``keys`` exist at once; ``values``: returns their values."""
+    """Waits until all ``keys`` exist at the same time; ``values``: returns their values."""
 
     def __init__(
         self, keys: Sequence[bytes], deliver: Callable[[Waiter], None], *, values: bool
@@ -215,7 +217,7 @@ class KeysWaiter(Waiter):
 
 
 class PopWaiter(Waiter):
-    """Waits for a value in a queue and takes it; the longest waiter is served first."""
+    """Waits for a value in a queue and removes it; the longest waiter is served first."""
 
     wants_queue = True
 

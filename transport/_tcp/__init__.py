@@ -1,4 +1,4 @@
-"""The TCP transport: one connection for each pair of members that talk, in each group."""
+"""The TCP transport, with separate connections for each group and pair of members."""
 
 from transport._tcp.communicator import TcpCommunicator
 

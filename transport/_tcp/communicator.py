@@ -41,13 +41,13 @@ _JOIN_SECONDS = 5.0
 
 
 class TcpCommunicator(LinkCommunicator):
-    """A communicator whose members are connected by TCP, two by two, when they first talk.
+    """A communicator over TCP, which connects two members at their first communication.
 
-    Of two members that make collectives together, the one with the higher rank connects. Messages
-    use a separate connection, which the first sender or receiver opens. By it, a waiting receiver
-    notices that the other member is gone. So does a member that waits for another one's connection
-    for collectives. (The store reports ranks that die or leave the job, but not those that leave
-    this group.) ``mailbox`` receives the messages; another transport may share it.
+    For collectives, the member with the higher rank connects. Messages use a separate connection,
+    which the first sender or receiver opens. Through it, a waiting receiver notices the loss of the
+    other member, and so does a member that waits for another one's connection for collectives.
+    (The store reports ranks that die or leave the job, but not those that leave this group.)
+    ``mailbox`` receives the messages; another transport may share it.
     """
 
     tuned_as = "tcp"
@@ -61,35 +61,35 @@ class TcpCommunicator(LinkCommunicator):
         inbox = TcpMailbox(membership) if mailbox is None else None
         super().__init__(membership, table, mailbox or inbox)
         runtime = membership.runtime
-        # Guards everything below. Nobody waits for another rank while holding it.
+        # Guards everything below. No thread waits for another rank while it holds the lock.
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
-        # By peer, the connections that its link will have, as far as they have arrived.
+        # By peer, the connections of its future link; None: not arrived yet.
         self._arrived: dict[int, list[socket.socket | None]] = {}
         self._links: dict[int, TcpLink] = {}
         self._frames = FrameWorker()
-        # By peer, the one for sending. Two members may call each other at the same time, so there
-        # may be another one, on which the peer sends.
+        # By peer, the link for sending. If two members connect to each other at the same time, the
+        # peer may send on another link.
         self._message_links: dict[int, MessageLink] = {}
-        # By peer, the thread that is connecting to it to send messages.
+        # By peer, the thread that is opening a message link to it.
         self._opening: dict[int, int] = {}
         self._ends: dict[int, PeerLostError] = {}
         self._gone: dict[int, PeerLostError] = {}
-        # By peer, what is in the way of noticing its end.
+        # By peer, the error because of which this rank would not notice its end.
         self._unwatched: dict[int, Exception] = {}
         self._addresses = PeerKeys(membership)
         self._known: dict[int, bytes] = {}
         self._dials: set[Dial] = set()
         self._dialled: dict[int, list[socket.socket]] = {}
         self._connections = connections_from_environment()
-        # Those that connect beside a call.
+        # Threads that open connections.
         self._threads: tuple[threading.Thread, ...] = ()
         self._endpoint = runtime.shared(
             "tcp-endpoint",
             lambda: TcpEndpoint(runtime.secret, listening_host(membership), tls=runtime.tls),
         )
         self._messages = MessageWorker(
-            self.mailbox, self._note_end, self._endpoint.attend, self._endpoint.wake
+            self.mailbox, self._record_end, self._endpoint.attend, self._endpoint.wake
         )
         if inbox is not None:
             inbox.worker = self._messages
@@ -101,9 +101,9 @@ class TcpCommunicator(LinkCommunicator):
         return self._open_link(peer, call) if link is None else link
 
     def reach(self, peers: Sequence[int], call: Call) -> None:
-        """Connect to those of lower rank in a thread each: together they take no longer than one.
+        """Connect to the ``peers`` of lower rank in parallel, with a thread for each.
 
-        Raises the errors of ``link`` for the first that cannot be reached.
+        Raises the first error, one of those of ``link``.
         """
         found = {*self._links, *self._dialled}
         missing = [peer for peer in peers if peer < self.rank and peer not in found]
@@ -121,12 +121,12 @@ class TcpCommunicator(LinkCommunicator):
             _close(socks)
 
         call.waiting_for = missing[0]
-        self._side_by_side(missing, dial)
+        self._dial_in_parallel(missing, dial)
 
-    def _side_by_side(self, numbers: Sequence[int], dial: Callable[[int], None]) -> None:
-        """``dial`` each number in a thread of its own; raise the first error at once.
+    def _dial_in_parallel(self, numbers: Sequence[int], dial: Callable[[int], None]) -> None:
+        """``dial`` each number in its own thread; raise the first error at once.
 
-        Where there is no room for a thread, the caller's does.
+        If no thread can be started, the calling thread dials.
         """
         ended: SimpleQueue[Exception | None] = SimpleQueue()
 
@@ -157,11 +157,11 @@ class TcpCommunicator(LinkCommunicator):
 
     def recv(self, call: Call, buffer: Flat, src: int | None, tag: int) -> int:
         if src is not None and src not in self._message_links:
-            self._open_towards(src, call)
+            self._open_for_receive(src, call)
         return self.mailbox.recv(call, buffer, src, tag)
 
     def lose(self, peer: int, reason: str) -> None:
-        self._note_end(peer, PeerLostError(reason, peer))
+        self._record_end(peer, PeerLostError(reason, peer))
 
     def abort(self, reason: str) -> None:
         super().abort(reason)
@@ -175,13 +175,13 @@ class TcpCommunicator(LinkCommunicator):
             link.close()
         self._messages.close()
         deadline = Deadline.after(_JOIN_SECONDS)
-        for thread in self._threads:  # what they do was broken off
+        for thread in self._threads:  # _shut cancelled their dials
             thread.join(deadline.remaining())
 
     def _shut(self, reason: str) -> list[TcpLink | MessageLink]:
-        """Wake the threads that wait for a connection, and refuse later ones.
+        """Wake the threads that wait for a connection, and refuse later connections.
 
-        ``abort_reason`` is set. Returns the connections that there are.
+        ``abort_reason`` is set. Returns all open links.
         """
         with self._lock:
             unclaimed = [*self._arrived.values(), *self._dialled.values()]
@@ -198,7 +198,7 @@ class TcpCommunicator(LinkCommunicator):
         return links
 
     def _begin_thread(self, name: str, task: Callable[[], None]) -> None:
-        """Connect in a thread of its own. Raises RuntimeError if there is no room for one."""
+        """Run ``task``, which connects, in a new thread. Raises RuntimeError if none can start."""
         thread = threading.Thread(target=task, name=name, daemon=True)
         thread.start()
         self._threads = (*(other for other in self._threads if other.is_alive()), thread)
@@ -222,7 +222,7 @@ class TcpCommunicator(LinkCommunicator):
         return link
 
     def _dial_link(self, peer: int, call: Call) -> list[socket.socket]:
-        """Make the connections of the link to ``peer``: the first, and then those beside it."""
+        """Make the connections of the link to ``peer``: the first one, then the others."""
         first, count = self._dial(peer, TrafficKind.COLLECTIVE, call, 0, self._connections)
         socks = {0: first}
 
@@ -235,7 +235,7 @@ class TcpCommunicator(LinkCommunicator):
             sock.close()
 
         try:
-            self._side_by_side(range(1, count), dial)
+            self._dial_in_parallel(range(1, count), dial)
         except Exception:
             with self._lock:
                 unused = list(socks.values())
@@ -248,12 +248,12 @@ class TcpCommunicator(LinkCommunicator):
         first_wait = Deadline.after(min(_FIRST_WAIT_SECONDS, call.deadline.remaining()))
         socks = self._wait_for_arrival(peer, first_wait)
         if socks is None and not call.deadline.expired:
-            # The peer may answer that it has left. If it lives, this rank is notified of its end.
+            # A peer that has left refuses the message link. Otherwise the link reports its end.
             if peer not in self._message_links:
-                notice = partial(self._notice_end, peer, Call(call.header, call.deadline))
+                notice = partial(self._watch_end, peer, Call(call.header, call.deadline))
                 try:
                     self._begin_thread(f"meshlib-tcp-dial-{peer}", notice)
-                except RuntimeError:  # no room for another thread
+                except RuntimeError:  # no thread can be started
                     notice()
             socks = self._wait_for_arrival(peer, call.deadline)
         if socks is None:
@@ -287,8 +287,8 @@ class TcpCommunicator(LinkCommunicator):
                 if not self._changed.wait(deadline.remaining()) and deadline.expired:
                     return None
 
-    def _notice_end(self, peer: int, call: Call) -> None:
-        """Watch ``peer``, for which this rank waits, so that its end is noticed."""
+    def _watch_end(self, peer: int, call: Call) -> None:
+        """Open a message link to ``peer``, for which this rank waits, to notice its end."""
         try:
             self._message_link(peer, call)
         except PeerLostError:  # the waiting threads have this error
@@ -298,13 +298,13 @@ class TcpCommunicator(LinkCommunicator):
                 self._unwatched[peer] = error
                 self._changed.notify_all()
 
-    def _open_towards(self, src: int, call: Call) -> None:
+    def _open_for_receive(self, src: int, call: Call) -> None:
         if src != self.rank and src not in self._gone:
-            with suppress(PeerLostError):  # The mailbox has what it sent before it left, and knows.
+            with suppress(PeerLostError):  # The mailbox has this error, and earlier messages.
                 self._message_link(src, call)
 
     def _message_link(self, peer: int, call: Call) -> MessageLink:
-        """Return the connection for messages to ``peer``, opening it at the first use."""
+        """Return the message link to ``peer``, opening it at the first use."""
         link = self._message_links.get(peer)
         if link is not None:
             return link
@@ -313,17 +313,17 @@ class TcpCommunicator(LinkCommunicator):
         except (PeerLostError, AuthenticationError) as error:
             link = self._message_links.get(peer)
             if link is not None or isinstance(error, PeerLostError):
-                self._note_end(peer, PeerLostError.of(error, peer))
+                self._record_end(peer, PeerLostError.of(error, peer))
             if link is None:
                 raise
-            # It has called meanwhile, and left in the middle of our handshake.
+            # The peer connected in the meantime, and left during this rank's handshake.
             return link
 
     def _open_message_link(self, peer: int, call: Call) -> MessageLink:
         call.waiting_for = peer
         me = threading.get_ident()
         try:
-            with self._lock:  # which _accept may hold, about to welcome the peer
+            with self._lock:  # waits for an _accept of the peer's connection
                 self._await_opening(peer, call)
                 if peer in self._message_links:
                     return self._message_links[peer]
@@ -339,7 +339,7 @@ class TcpCommunicator(LinkCommunicator):
                 if self._opening.get(peer) == me:
                     del self._opening[peer]
                 self._changed.notify_all()
-            self._miss_if_silent(peer)
+            self._fail_if_silent(peer)
 
     def _await_opening(self, peer: int, call: Call) -> None:
         """Wait until no other thread is connecting to ``peer``. The caller holds the lock."""
@@ -348,29 +348,29 @@ class TcpCommunicator(LinkCommunicator):
             if not self._changed.wait(call.deadline.remaining()) and call.deadline.expired:
                 raise CommunicatorTimeoutError(
                     f"{call.header}: another thread has been connecting to"
-                    f" {self.membership.describe(peer)} for all of {call.deadline.seconds:g} s",
+                    f" {self.membership.describe(peer)} for {call.deadline.seconds:g} s",
                     peer,
                 )
 
     def _add_message_link(self, peer: int, sock: socket.socket) -> MessageLink:
-        """Exchange messages over a connection. The caller holds the lock."""
+        """Make a message link of a connection. The caller holds the lock."""
         name = self.membership.describe(peer)
         link = MessageLink(sock, peer, name, self._messages, self.mailbox)
         self._messages.add(link)
-        # Messages to one member must not overtake each other: the first connection is used.
+        # All messages to a member use the first connection, to preserve their order.
         return self._message_links.setdefault(peer, link)
 
-    def _note_end(self, peer: int, error: PeerLostError) -> None:
-        """Note that ``peer`` has ended one connection or refused one, as it does when it leaves."""
+    def _record_end(self, peer: int, error: PeerLostError) -> None:
+        """Record that ``peer`` has ended or refused a connection, as it does when it leaves."""
         with self._lock:
             self._ends.setdefault(peer, error)
-        self._miss_if_silent(peer)
+        self._fail_if_silent(peer)
 
-    def _miss_if_silent(self, peer: int) -> None:
+    def _fail_if_silent(self, peer: int) -> None:
         """End the waits for ``peer`` if nothing more can arrive from it.
 
-        Something may arrive while there is a connection, or one is being opened: if the peer
-        has accepted that already, it may have sent, and left.
+        Messages may arrive while a message link is open, or is being opened: the peer may have
+        accepted it, sent messages, and left.
         """
         with self._lock:
             error = self._ends.get(peer)
@@ -384,7 +384,7 @@ class TcpCommunicator(LinkCommunicator):
     def _dial(
         self, peer: int, channel: TrafficKind, call: Call, number: int = 0, count: int = 1
     ) -> tuple[socket.socket, int]:
-        """Return a connection, and how many the link to that peer has."""
+        """Return a connection, and the number of connections of the link to ``peer``."""
         dial = Dial(self.membership, peer, channel, self._known.get(peer), number, count)
         with self._lock:
             self.check_open()
@@ -396,20 +396,20 @@ class TcpCommunicator(LinkCommunicator):
                 self._dials.discard(dial)
 
     def _deliver(self, hello: Hello, sock: socket.socket) -> None:
-        """Take a connection from the endpoint."""
+        """Accept a connection from the endpoint, or close it."""
         with self._lock:
             superfluous = self._accept(hello, sock)
         _close(superfluous)
 
     def _accept(self, hello: Hello, sock: socket.socket) -> Iterable[socket.socket | None]:
-        """Keep a connection, and welcome it; return those that are to be closed. Under the lock,
-        so that the peer's leaving cannot be noticed before its connection is known.
+        """Store a connection and welcome it; return the connections to close. The caller holds
+        the lock, so that the peer's connection is known before its end can be noticed.
         """
         peer, number, collective = hello.rank, hello.number, hello.channel == TrafficKind.COLLECTIVE
         if self.abort_reason is not None or peer >= self.size or peer == self.rank:
             return (sock,)
         arrived = self._arrived.get(peer, ())
-        # A peer that gave up and tried again begins with the first.
+        # A peer that gave up and tries again begins with number 0.
         expected = number == 0 < hello.connections or number < len(arrived) == hello.connections
         if collective and (peer < self.rank or peer in self._links or not expected):
             return (sock,)

@@ -1,4 +1,4 @@
-"""A connection to one member: its sockets, the frames that leave, and the one that comes."""
+"""A connection to one member: its sockets, the outgoing frames, and the incoming one."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from transport._tcp.frame import (
 from transport._tcp.stripes import STRIPED_BYTES
 from transport._tcp.worker import LinkWorker
 
-# Between processes of one machine the kernel lets megabytes pile up, which fall out of the caches
-# before the receiver copies them; this is a third faster. Elsewhere the kernel knows better.
+# Between processes of one machine the kernel would queue megabytes, which leave the caches before
+# the receiver copies them. For remote peers, the kernel chooses the size.
 _LOCAL_SEND_BUFFER = 512 << 10
-_RESET = struct.pack("@ii", 1, 0)  # as SO_LINGER: close at once, without what is still queued
+_RESET = struct.pack("@ii", 1, 0)  # as SO_LINGER: close at once, and discard queued data
 HALF_A_FRAME = "an earlier call stopped in the middle of a frame"
 
 
 class TcpConnection(ABC):
-    """Frames to and from ``peer`` over ``sockets``, which belong to the connection from now on.
+    """Frames to and from ``peer`` over ``sockets``, which the connection owns.
 
-    ``name`` is the peer's name in messages. Bytes move under ``worker.lock``. What a received frame
-    is for is up to the two kinds: collectives' frames have been posted, messages are announced.
+    ``name`` is the peer's name in messages. Bytes move under ``worker.lock``. The subclasses find
+    the memory for a received frame: a posted receive, or the mailbox.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class TcpConnection(ABC):
         self.name = name
         self.sockets: Sequence[socket.socket] = tuple(sockets)
         self.first: socket.socket = self.sockets[0]
-        """Carries the prefixes."""
+        """The socket that carries the prefixes."""
         self.worker = worker
         self.leaving: deque[FrameSend] = deque()
         self.ended: str | None = None
-        """Why nothing moves here any more."""
+        """Why the connection has ended."""
         self._peer_left = False
-        # The bytes that were read and not used yet; the frame whose payload is on its way.
+        # Bytes that were read and not used yet, and the frame whose payload is arriving.
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._begin = self._end = 0
         self._target: Any = None
@@ -81,7 +81,7 @@ class TcpConnection(ABC):
             raise self.lost(self.ended)
 
     def post(self, call: Call, data: memoryview, tag: int = 0) -> Request:
-        """Have a frame leave behind those that are leaving; send what fits at once."""
+        """Queue a frame behind the outgoing ones; send as much as fits at once."""
         if self.ended is not None:
             raise self.lost(self.ended)
         size, sent = data.nbytes, 0
@@ -105,7 +105,7 @@ class TcpConnection(ABC):
         return outgoing
 
     def push(self) -> bool:
-        """Send what fits, up to a step; return whether anything did."""
+        """Send as much as fits, up to one step; return whether bytes were sent."""
         queue, moved = self.leaving, False
         while queue:
             outgoing = queue[0]
@@ -119,14 +119,14 @@ class TcpConnection(ABC):
             if not outgoing.done:
                 break
             queue.popleft()
-            self._note_left(outgoing)
+            self._on_sent(outgoing)
         return moved
 
     def pull(self, flags: int = NOW, limit: int = STEP_BYTES) -> bool:
-        """Receive once, or go on with what was received; return whether anything happened.
+        """Receive once, or process received bytes; return whether anything happened.
 
-        ``flags`` are recv's: without ``NOW`` it waits for something, with ``ALL`` for the rest of a
-        payload.
+        ``flags`` are recv's: without ``NOW`` the call blocks; with ``ALL`` it waits for the rest
+        of a payload.
         """
         moved = False
         try:
@@ -154,18 +154,18 @@ class TcpConnection(ABC):
             rest = bytes(self._staging[begin:end])
             begin, end = 0, len(rest)
             self._staging[:end] = rest
-        # Were the frame a shorter one than expected, waiting for all of it would hang.
+        # With ALL, a frame that is shorter than expected would block forever.
         flags &= ~ALL
         room = self._staging if not end else self._staging[end:]
         count = receive(self.first, room, flags, min(begin + self._ahead(), STAGING_BYTES) - end)
         self._begin, self._end = begin, end + count
 
     def _prefix(self) -> Prefix:
-        """Return the prefix that was read."""
+        """Return the prefix in the staged bytes."""
         return parse_prefix(self._staging[self._begin : self._begin + PREFIX_BYTES])
 
     def _use_staged(self, into: memoryview) -> int:
-        """Move what was read of a payload ``into`` its memory; return how much that is."""
+        """Move the staged bytes of a payload to ``into``; return their number."""
         ready = min(len(into), self._end - self._begin)
         if ready:
             into[:ready] = self._staging[self._begin : self._begin + ready]
@@ -173,28 +173,28 @@ class TcpConnection(ABC):
         return ready
 
     @abstractmethod
-    def _note_left(self, outgoing: FrameSend) -> None:
-        """Note that a frame has left."""
+    def _on_sent(self, outgoing: FrameSend) -> None:
+        """Handle a frame that was sent completely."""
 
     @abstractmethod
     def _ahead(self) -> int:
-        """Return how much to read where the next frame begins: ``PREFIX_BYTES`` or more."""
+        """Return how many bytes to read at the next frame: ``PREFIX_BYTES`` or more."""
 
     @abstractmethod
     def _begin_frame(self) -> bool:
-        """Find the memory of the frame whose prefix was read, and put what was read of it there.
+        """Find the memory of the frame whose prefix was read, and move its staged bytes there.
 
-        If more is to come, the frame is the target of ``_fill``. False: it has to wait.
+        If bytes are missing, the frame becomes ``_fill``'s target. False: it has no memory yet.
         """
 
     @abstractmethod
     def _fill(self, target: Any, flags: int, limit: int) -> bool:
-        """Receive more of a payload, straight to where it belongs."""
+        """Receive more bytes of a payload into its memory."""
 
     # The end.
 
     def withdraw(self) -> None:
-        """Forget the frames that are to leave; the end, in the middle of one."""
+        """Drop the outgoing frames. If one was sent in part, the connection ends."""
         if self.leaving and self.leaving[0].begun:
             self.reset(HALF_A_FRAME)  # the peer waits for the rest
         self.leaving.clear()
@@ -202,15 +202,15 @@ class TcpConnection(ABC):
     def abort(self, reason: str = "the link was aborted") -> None:
         """Wake the threads that are blocked on this connection, here and on the peer. Thread-safe.
 
-        Those here raise ``CommunicatorAbortedError`` with ``reason``, as do all later calls.
+        This rank's threads and later calls raise ``CommunicatorAbortedError`` with ``reason``.
         """
         self.reset(reason)
 
     def reset(self, reason: str) -> None:
-        """End the connection by a reset. An orderly end would queue up behind data that was sent,
-        and never get past a peer that is blocked in sending and does not read.
+        """End the connection by a reset. An orderly end would queue behind sent data, and never
+        reach a peer that is blocked in sending and does not read.
         """
-        with contextlib.suppress(OSError):  # gone already
+        with contextlib.suppress(OSError):  # the connection has ended already
             for sock in self.sockets:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.end(reason)
@@ -218,28 +218,30 @@ class TcpConnection(ABC):
     def close(self) -> None:
         """End the connection. Frames that were sent before still arrive. Idempotent.
 
-        A thread that is in a call raises ``CommunicatorAbortedError``, and closes the socket.
+        A thread in a call raises ``CommunicatorAbortedError``, and closes the sockets.
         """
         self.end("the link was closed")
 
     def end(self, reason: str, *, peer_left: bool = False) -> None:
-        """End the connection: later calls raise ``PeerLostError`` if ``peer_left`` first."""
+        """End the connection: later calls raise PeerLostError if ``peer_left``, else
+        CommunicatorAbortedError. Only the first call sets the reason.
+        """
         if self.ended is None:
             self.ended = reason
             self._peer_left = peer_left
-        # Wakes threads in a system call; only then may the descriptor be closed.
+        # Wakes threads in system calls, after which the worker closes the descriptors.
         for sock in self.sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self.worker.retire(self)
 
     def close_sockets(self) -> None:
-        """For the worker: nobody uses them."""
+        """Close the sockets. For the worker, when no thread uses them."""
         for sock in self.sockets:
             sock.close()
 
     def lost(self, reason: object) -> Exception:
-        """Return the error for a connection that ended: ours, where this rank ended it."""
+        """Return the error for an ended connection, which depends on the rank that ended it."""
         if self.ended is not None and not self._peer_left:
             return CommunicatorAbortedError(self.ended)
         text = f"the connection to {self.name} was lost: {reason}"

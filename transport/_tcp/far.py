@@ -1,9 +1,8 @@
-"""Peers that are far: a rule for links whose round trip is ``FAR_SECONDS`` or more.
+"""Links to distant peers, whose round trip is ``FAR_SECONDS`` or more.
 
-Such a link has several connections, over which large payloads are striped, and keeps the windows
-of all of them full. The kernel's limit for one connection is less than a distant path carries in a
-round trip. Every other link has one connection. The round trip is measured when the connection is
-made.
+The kernel's window limit for one connection is less than a distant path carries in a round trip. So
+such a link stripes large payloads over several connections, and keeps all their windows full. Every
+other link has one connection. The round trip is measured when the first connection is made.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ FAR_SECONDS = 1e-3
 _CONNECTIONS = 4
 _MOST_CONNECTIONS = 16
 _USUAL_BUFFER = 4 << 20
-# A link that moves at least this part of its window in a round trip is held back by the window.
+# A link that moves at least this fraction of its window per round trip is limited by the window.
 _HELD_BACK = 0.7
 
 
 def connections_from_environment() -> int:
-    """Return the number of connections of a link to a far peer.
+    """Return the number of connections of a link to a distant peer.
 
     Raises ValueError for a ``MESHLIB_TCP_CONNECTIONS`` that is not a number from 1 to 16.
     """
@@ -42,8 +41,8 @@ def connections_from_environment() -> int:
 
 
 def connections_to(sock: socket.socket, far: int) -> int:
-    """Return the number of connections of the link whose first is ``sock``: ``far`` for a far peer,
-    else one. The connecting member decides.
+    """Return the number of connections of the link whose first one is ``sock``: ``far`` for a
+    distant peer, else one. The connecting member decides.
     """
     return far if _round_trip(sock) >= FAR_SECONDS else 1
 
@@ -66,11 +65,11 @@ class Distance:
         self._round_trip = _round_trip(sock)
         far = connections > 1 or self._round_trip >= FAR_SECONDS
         self.window: int = connections * _send_limit() if far else 0
-        """The bytes to keep in flight on the link; 0: no more than one frame."""
+        """The bytes to keep in flight on the link; 0: one frame at a time."""
 
     def note_sent(self, nbytes: int, seconds: float) -> None:
-        """Note how long a payload took to leave. Warn once in a process if the kernel's settings
-        limit links such as this one.
+        """Record the time to send a payload. Warn once per process if the kernel's settings limit
+        the link.
         """
         if Distance._warned or nbytes < self.window or not seconds:
             return
@@ -78,10 +77,9 @@ class Distance:
         if under_way >= _HELD_BACK * self.window:
             Distance._warned = True
             _LOGGER.warning(
-                "links such as the one to %s, with a round trip of %.1f ms, move %.0f MB/s, the"
-                " limit of %d connections; sysctl net.ipv4.tcp_wmem and net.ipv4.tcp_rmem with a"
-                " maximum of %d on all hosts, or more connections (%s), would let them move twice"
-                " as much",
+                "the link to %s, with a round trip of %.1f ms, moves %.0f MB/s, the limit of"
+                " %d connections; to double that, set the maximum of net.ipv4.tcp_wmem and"
+                " net.ipv4.tcp_rmem to %d with sysctl on all hosts, or use more connections (%s)",
                 self._name,
                 1e3 * self._round_trip,
                 nbytes / seconds / 1e6,
@@ -95,13 +93,13 @@ def is_on_this_machine(sock: socket.socket) -> bool:
     """Return whether both ends of a connection are on this machine."""
     try:
         return sock.getsockname()[0] == sock.getpeername()[0]
-    except OSError:  # the peer has hung up already; the first call reports it
+    except OSError:  # the peer has hung up, which the first call will report
         return False
 
 
 @functools.cache
 def _send_limit() -> int:
-    """Return the most memory that the kernel gives a connection for sending."""
+    """Return the kernel's limit of a connection's send buffer, in bytes."""
     try:
         return int(Path("/proc/sys/net/ipv4/tcp_wmem").read_text().split()[2])
     except (OSError, ValueError, IndexError):

@@ -1,8 +1,9 @@
 """Frames on a TCP connection: the call's header, the payload's length and tag, the payload.
 
-A small frame is put together in memory and moved in one piece. A large one goes from and to the
-arrays' own memory; its prefix is read and checked before a byte of it lands there. Where a link has
-several connections, all prefixes are on the first, and say over how many the payload is striped.
+A small frame is assembled in memory and moved in one piece. A large payload is sent from and
+received into the arrays' memory, after the receiver has checked the frame's prefix. On a link with
+several connections, all prefixes are on the first one, and contain the number of connections over
+which the payload is striped.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from transport._platform import SEND_NOW as NOW
 from transport._tcp.stripes import Stripes
 
 # The length, the number of connections that carry the payload, the tag; padded to a whole cache
-# line. A header of 40 bytes would shift the payload in the kernel's pages against the array's own
-# alignment, and some processors then copy at half the speed.
+# line. Otherwise the payload's alignment in the kernel's pages would differ from the array's, and
+# some processors then copy at half the speed.
 _LENGTH = struct.Struct("<QB3xI16x")
 PREFIX_BYTES = HEADER_BYTES + _LENGTH.size
 
 SMALL_BYTES = 16 << 10
-"""Payloads up to here are copied once more, to save a system call."""
+"""Payloads up to this size are copied once more, to save a system call."""
 
 STAGING_BYTES = PREFIX_BYTES + SMALL_BYTES
-"""The memory that receiving needs beside the arrays."""
+"""The size of a connection's receive buffer."""
 
 ALL = int(socket.MSG_WAITALL)
-"""The flag of a recv that waits for all that it has room for."""
+"""The flag of a recv that waits until the buffer is full."""
 
 STEP_BYTES = 1 << 20
-"""The most that is moved one way before the other way gets its turn."""
+"""The most bytes that are moved in one direction before the other direction's turn."""
 
 
 class Prefix(NamedTuple):
@@ -64,7 +65,7 @@ def pack_prefix(call: Call, size: int, tag: int = 0, connections: int = 1) -> by
 
 
 class FrameConnection(Protocol):
-    """A connection, as its frames know it."""
+    """A connection, as its frames use it."""
 
     def wait(self, request: FrameSend | FrameReceive, on_piece: OnPiece | None = None) -> None:
         """Make progress until ``request``, which was posted here, is done."""
@@ -72,8 +73,9 @@ class FrameConnection(Protocol):
 
 
 class FrameSend(Request):
-    """A frame on its way out on ``link``, over ``connections``, the first of which carries the
-    prefix. It is done when the kernel has all of it, and releases its memory then.
+    """An outgoing frame on ``link``, over ``connections``, the first of which carries the prefix.
+
+    It is done, and releases its memory, when the kernel has accepted all of it.
     """
 
     __slots__ = (
@@ -117,23 +119,23 @@ class FrameSend(Request):
 
     @property
     def took(self) -> float:
-        """The seconds since its first byte left."""
+        """The seconds since the first byte was sent."""
         return time.monotonic() - self._began
 
     @property
     def waits_on(self) -> Sequence[socket.socket]:
-        """The connections that have to take more."""
+        """The connections that have bytes left to send."""
         if self._stripes is None or self._head:
             return self._connections[:1]
         return self._stripes.left
 
     def skip(self, sent: int) -> None:
-        """Note that the kernel has already taken this many bytes of a small frame."""
+        """Record that the first ``sent`` bytes of a small frame were sent."""
         self.begun = True
         self._take(sent)
 
     def push(self) -> None:
-        """Send what fits at once; raise BlockingIOError when nothing does."""
+        """Send as much as fits at once; raise BlockingIOError if nothing does."""
         sock, rest, stripes = self._connections[0], self._rest, self._stripes
         if stripes is not None and not self._head:
             if not stripes.move(_send, STEP_BYTES):
@@ -161,7 +163,7 @@ class FrameSend(Request):
 
 
 class _CompletedSend(Request):
-    """A frame that the kernel has taken at once."""
+    """A frame that was sent at once."""
 
     __slots__ = ()
 
@@ -173,11 +175,11 @@ class _CompletedSend(Request):
 
 
 SENT = _CompletedSend()
-"""The request of every small frame that left at once."""
+"""The request of every small frame that was sent at once."""
 
 
 class FrameReceive(Request):
-    """A frame that is to come on ``link``: ``received`` bytes of it are ``into`` memory by now."""
+    """A posted receive of a frame on ``link``: ``received`` of its bytes are in ``into``."""
 
     __slots__ = ("call", "into", "link", "prefix", "received", "tag")
 
@@ -204,7 +206,7 @@ def _send(sock: socket.socket, data: memoryview) -> int:
 def receive(sock: socket.socket, into: memoryview, flags: int = NOW, limit: int = 0) -> int:
     """Receive once, with the ``flags`` of recv and at most ``limit`` bytes (0: no limit).
 
-    Raises BlockingIOError when there was nothing, ConnectionResetError at the end of the stream.
+    Raises BlockingIOError if no bytes have arrived, ConnectionResetError at the end of the stream.
     """
     count = sock.recv_into(into, min(limit, len(into)), flags)
     if count == 0:

@@ -1,8 +1,8 @@
 """The threads that read messages from TCP connections.
 
-A receiver or a stalled sender reads all connections while it waits, which spares two switches of
-threads a message. While nobody waits, the endpoint's thread reads, which also notices when a peer
-leaves. It stays away for a while after a waiting thread has read.
+A receiver or a stalled sender reads all connections while it waits, which saves two thread switches
+per message. Without a waiting thread, the endpoint's thread reads, and notices when a peer leaves.
+It pauses for a while after a waiting thread has read.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ OnEnd = Callable[[int, PeerLostError], None]
 class MessageWorker(LinkWorker):
     """Reads the messages of one communicator. ``on_end`` is called when a connection has ended.
 
-    The thread with the ``turn`` may sleep until something arrives. Another thread can go on where
-    it left off, also in the middle of a message. A poller knows the connections.
-    ``attend`` has the endpoint's thread call ``due``, and ``wake_endpoint`` wakes that.
+    Only the thread with the ``turn`` may sleep until a message arrives. Any other thread can
+    continue its work, even within a message. ``attend`` makes the endpoint's thread call ``due``,
+    and ``wake_endpoint`` wakes that thread.
     """
 
     def __init__(
@@ -62,28 +62,28 @@ class MessageWorker(LinkWorker):
         self._wake_endpoint = wake_endpoint
         self._turn = threading.RLock()
         self._spin = SpinWait(pauses=True, main_only=True)
-        # Made when there is a connection, or somebody waits for one.
+        # Made for the first connection, or for the first thread that waits for one.
         self._poller: Poller | None = None
         self._wakeup: Wakeup | None = None
         self._links: dict[int, MessageLink] = {}
         self.speaking: dict[int, MessageLink] = {}
         """By peer, the connection on which it sends."""
-        # Those whose next message has no room in the mailbox, or has by now.
+        # Links whose next message has no room in the mailbox (held), or has room now (released).
         self._held: set[MessageLink] = set()
         self._released: set[MessageLink] = set()
         self.asleep: bool = False
         """True if a waiting thread sleeps, or is about to."""
         self.stopped: bool = False
-        """True if no thread may wait any more."""
+        """True if threads must not wait any more."""
         # For the endpoint's thread.
-        self._attended = False  # by a waiting thread, since the endpoint's last looked
+        self._attended = False  # a waiting thread has read since the endpoint's last check
         self._look_at = 0.0
         self._armed = False
         self.closed: bool = False
         mailbox.on_room = self._release
 
     def add(self, link: MessageLink) -> None:
-        """Read a connection from now on."""
+        """Begin to read a connection."""
         self._links[link.descriptor] = link
         self._open().register(link.descriptor, READABLE)
 
@@ -104,7 +104,7 @@ class MessageWorker(LinkWorker):
         return list(self._links.values())
 
     def wake(self) -> None:
-        """Have a thread that sleeps look again. Thread-safe; never blocks."""
+        """Wake the sleeping reader. Thread-safe; never blocks."""
         wakeup = self._wakeup
         if wakeup is not None:
             wakeup.notify()
@@ -118,7 +118,7 @@ class MessageWorker(LinkWorker):
             super().retire(connection)
 
     def close(self) -> None:
-        """Release all connections, which have been closed."""
+        """Release all connections, which were closed before."""
         self.closed = True
         self.wake()
         for link in self.links:
@@ -128,22 +128,22 @@ class MessageWorker(LinkWorker):
     # Waiting threads.
 
     def take_turn(self) -> bool:
-        """Return whether the caller may ``carry`` now. If not, the endpoint's thread will leave it
-        its turn after the next message.
+        """Return whether the caller may ``carry`` now. If not, the endpoint's thread leaves it the
+        turn after the next message.
         """
         self._attended = True
         return self._turn.acquire(blocking=False)
 
     def resume(self) -> None:
-        """Have the endpoint's thread read again, because no waiting thread reads."""
+        """Make the endpoint's thread read again, because no waiting thread does."""
         self._attended = False
         self._look_at = 0.0
         self._wake_endpoint()
 
     def carry(self, link: MessageLink | None, settled: Callable[[], bool], call: Call) -> None:
-        """Read messages until ``settled()`` or the deadline; the most likely one comes on ``link``.
+        """Read messages until ``settled()`` or the deadline; the next is expected on ``link``.
 
-        The caller has taken the turn; this ends it.
+        The caller has acquired the turn; this releases it.
         """
         deadline = call.deadline
         try:
@@ -161,8 +161,8 @@ class MessageWorker(LinkWorker):
             self._turn.release()
 
     def await_room(self, link: MessageLink, call: Call) -> None:
-        """Wait until the peer takes more, and read what comes meanwhile: the peer may wait for
-        this rank to take something.
+        """Wait until the peer reads more. Meanwhile read messages, because the peer may be
+        blocked in sending to this rank.
         """
         poller = select.poll()
         poller.register(link.descriptor, WRITABLE | PEER_CLOSED)
@@ -179,7 +179,7 @@ class MessageWorker(LinkWorker):
                     return
                 raise link.lost("it hung up before it had received everything")
             if not ready and expired:
-                text = f"within {call.deadline.seconds:g} s {link.name} took nothing"
+                text = f"within {call.deadline.seconds:g} s {link.name} read nothing"
                 raise CommunicatorTimeoutError(f"{call.header}: {text}", link.peer)
             if (ready or seconds < math.inf) and self.take_turn():
                 try:
@@ -190,7 +190,7 @@ class MessageWorker(LinkWorker):
     # Moving bytes.
 
     def serve(self, seconds: float, settled: Callable[[], bool] | None = None) -> bool:
-        """Wait for messages, and read those that have arrived; return whether there were any."""
+        """Wait for messages, and read those that have arrived; return whether any were read."""
         released, moved, wakeup = self._released, False, self._wakeup
         try:
             self.asleep = seconds > 0
@@ -213,11 +213,11 @@ class MessageWorker(LinkWorker):
         return moved
 
     def _read(self, link: MessageLink, settled: Callable[[], bool] | None) -> bool:
-        """Read what has arrived on a connection, or as much as settles a receive."""
+        """Read all that has arrived on a connection, or enough to settle a receive."""
         moved, ended = False, None
         self.lock.acquire()
         try:
-            if not (link.watched and link.ended is None) and not self._look_at_again(link):
+            if not (link.watched and link.ended is None) and not self._may_read_again(link):
                 return False
             while link.pull() or (link.full and self._hold(link)):
                 moved = True
@@ -231,8 +231,8 @@ class MessageWorker(LinkWorker):
                 self._on_end(link.peer, ended)
         return moved
 
-    def _look_at_again(self, link: MessageLink) -> bool:
-        """Return whether a connection that was held may be read; raise if it has ended."""
+    def _may_read_again(self, link: MessageLink) -> bool:
+        """Return whether a held connection may be read again; raise if it has ended."""
         if self._links.get(link.descriptor) is not link:
             return False
         link.check_open()
@@ -243,7 +243,7 @@ class MessageWorker(LinkWorker):
         return True
 
     def _forget(self, link: MessageLink, error: Exception) -> PeerLostError:
-        """Read a connection no more."""
+        """Stop reading a connection; return its error."""
         del self._links[link.descriptor]
         self._held.discard(link)
         if link.watched:
@@ -252,8 +252,8 @@ class MessageWorker(LinkWorker):
         return link.fail(error)
 
     def _hold(self, link: MessageLink) -> bool:
-        """Leave a connection alone until the mailbox has room for what it brings; return True if
-        it has by now.
+        """Stop reading a connection until the mailbox has room for its next message; return True
+        if it has room now.
         """
         self._held.add(link)
         if link.pull():
@@ -264,7 +264,7 @@ class MessageWorker(LinkWorker):
         return False
 
     def _release(self) -> None:
-        """Note that the mailbox has room for messages that it had none for."""
+        """Read held connections again, because the mailbox has room."""
         for link in tuple(self._held):
             self._held.discard(link)
             self._released.add(link)
@@ -273,13 +273,15 @@ class MessageWorker(LinkWorker):
     # The endpoint's thread.
 
     def due(self, selector: selectors.BaseSelector) -> float | None:
-        """Do what is due; return in how many seconds more is. Called before each wait."""
+        """Do pending work; return the seconds until the next call, None for no limit. Called before
+        each wait.
+        """
         poller = self._open()
         if self.closed:
             if self._armed and can_be_polled(poller):
                 selector.unregister(poller)
                 self._armed = False
-            # A thread that has just been woken must find by what: it leaves at once.
+            # A thread that was just woken still uses the poller: wait until it has left.
             if not poller.closed and self._turn.acquire(timeout=_LEAVE_SECONDS):
                 poller.close()
                 self._wakeup = None
@@ -313,7 +315,7 @@ class MessageWorker(LinkWorker):
         return on_ready
 
     def _serve_if_alone(self) -> bool:
-        """Read what has arrived, unless a waiting thread does; return whether this thread has."""
+        """Read arrived messages, unless a waiting thread does; return whether this thread did."""
         if self._attended or not self._turn.acquire(blocking=False):
             return False
         try:
@@ -354,11 +356,11 @@ class TcpMailbox(Mailbox):
             self.worker.stopped = True
             self.worker.wake()
 
-    def _stir(self) -> None:
+    def _on_change(self) -> None:
         if self.worker is not None and self.worker.asleep:
             self.worker.wake()
 
 
 def _at_once() -> bool:
-    """Read once: others are to be served as well."""
+    """Return True, to read once: other connections need service as well."""
     return True

@@ -1,8 +1,8 @@
 """Links over TCP connections for the frames of collectives, and the worker that moves the frames.
 
-Waiting happens in the kernel, so that other ranks can use the core. A receiver polls for a moment,
-then waits in ``recv`` itself (in slices, by ``SO_RCVTIMEO``). This is the cheapest wakeup: a small
-frame costs one system call at each end. If several links have work, the receiver waits in ``poll``.
+Threads wait in the kernel, so that other ranks can use the core. A receiver polls for a moment,
+then blocks in ``recv`` (in slices, by ``SO_RCVTIMEO``). This is the cheapest wakeup: a small frame
+costs one system call at each end. If several links have work, the receiver blocks in ``poll``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class TcpLink(TcpConnection, Link):
         return self._target is None and self._end - self._begin >= PREFIX_BYTES
 
     def receive(self, awaited: FrameReceive, on_piece: OnPiece | None) -> None:
-        """Wait until all of a frame has arrived; ignore other links."""
+        """Wait for a whole frame, without serving other links."""
         if self._target is None and not awaited.done:
             self._spin.until(self.pull)
         flags, deadline = ALL if on_piece is None else 0, awaited.call.deadline
@@ -127,7 +127,7 @@ class TcpLink(TcpConnection, Link):
                 raise CommunicatorTimeoutError(f"{call.header}: {text}", self.peer)
 
     def check_awaited(self, awaited: FrameReceive) -> None:
-        """Raise if no receive was posted for the next frame."""
+        """Raise HeaderMismatchError if no receive was posted for the next frame."""
         if self._is_held():
             prefix = self._prefix()
             if self._find(prefix) is None:
@@ -147,7 +147,7 @@ class TcpLink(TcpConnection, Link):
         self.receives.clear()
         self._target = self._stripes = None
 
-    def _note_left(self, outgoing: FrameSend) -> None:
+    def _on_sent(self, outgoing: FrameSend) -> None:
         if not self.leaving:
             self.worker.leaving.pop(self, None)
         if self.window:
@@ -212,11 +212,12 @@ class TcpLink(TcpConnection, Link):
             del self.worker.receiving[self]
 
     def _stripe_over(self, count: int) -> Sequence[socket.socket]:
-        """Return the connections over which the peer sends a payload."""
+        """Return the ``count`` sockets over which the peer sends a payload."""
         if count != len(self.sockets):
             raise ConnectionAbortedError(
                 errno.ECONNABORTED,
-                f"it sends a payload over {count} connections of {len(self.sockets)}",
+                f"it sends a payload over {count} connections, but the link has"
+                f" {len(self.sockets)}",
             )
         return self.sockets
 
@@ -242,8 +243,7 @@ class FrameWorker(LinkWorker):
             self._call = call
 
     def withdraw(self) -> None:
-        """Forget all frames. A link that is in the middle of one ends. The caller holds the
-        lock."""
+        """Drop all frames. A link with a partly moved frame ends. The caller holds the lock."""
         for link in {**self.leaving, **self.receiving}:
             link.withdraw()
         self.leaving.clear()
@@ -252,7 +252,7 @@ class FrameWorker(LinkWorker):
     def wait(
         self, link: TcpLink, request: FrameSend | FrameReceive, on_piece: OnPiece | None
     ) -> None:
-        """Make progress on all links until ``request``, which is ``link``'s, is done."""
+        """Make progress on all links until ``request`` of ``link`` is done."""
         request.call.waiting_for = link.peer
         self.lock.acquire()
         try:
@@ -270,7 +270,7 @@ class FrameWorker(LinkWorker):
             raise CommunicatorAbortedError("a call that overlaps with this one has failed")
         ready: dict[TcpLink, None] | None = None
         while True:
-            if awaited is not None and not self.leaving and self._need_read_no_other(link):
+            if awaited is not None and not self.leaving and self._others_are_small(link):
                 link.receive(awaited, on_piece)
                 return
             if ready is None:
@@ -285,15 +285,15 @@ class FrameWorker(LinkWorker):
                 return
             ready = moved or self._poll(request.call, link, awaited)
 
-    def _need_read_no_other(self, link: TcpLink) -> bool:
-        """True if the kernel has room for whatever comes on other links meanwhile."""
+    def _others_are_small(self, link: TcpLink) -> bool:
+        """True if the kernel's buffers can hold the next frames of all other links."""
         return len(self.receiving) == 1 or all(
             other is link or other.receives[0].into.nbytes <= SMALL_BYTES
             for other in self.receiving
         )
 
     def _serve(self, ready: dict[TcpLink, None]) -> dict[TcpLink, None]:
-        """Move a step of the first frames of these links, each way; return the links that moved."""
+        """Move a step of each link's first frames, both ways; return the links that moved."""
         moved: dict[TcpLink, None] = {}
         for link in ready:
             if link.leaving and link.push():
@@ -314,7 +314,7 @@ class FrameWorker(LinkWorker):
         links: dict[int, TcpLink] = {}
         for link in self.leaving:
             for sock in link.leaving[0].waits_on:
-                # If a sending peer hangs up, reading finds the end behind its last bytes.
+                # If this rank also receives, reading finds the peer's end behind its last bytes.
                 hangs_up = 0 if link.receives else PEER_CLOSED
                 wanted[sock.fileno()] = select.POLLOUT | hangs_up
                 links[sock.fileno()] = link
@@ -335,7 +335,7 @@ class FrameWorker(LinkWorker):
             if not link.receives and not events & select.POLLOUT:
                 raise link.lost("it hung up before it had received everything")
         if not ready:
-            parts = [f"{link.name} took nothing" for link in self.leaving]
+            parts = [f"{link.name} read nothing" for link in self.leaving]
             parts += [f"{awaited_link.name} sent nothing"] if awaited is not None else []
             raise CommunicatorTimeoutError(
                 f"{call.header}: within {call.deadline.seconds:g} s {' and '.join(parts)}",

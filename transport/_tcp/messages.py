@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class MessageLink(TcpConnection):
     """Messages to one member, and from it to ``mailbox``, over ``sock``.
 
-    Small messages are read several at a time; the payload of a large one goes from the socket to
-    where the mailbox wants it.
+    Several small messages are read at a time. The payload of a large one is received directly into
+    the mailbox's buffer for it.
     """
 
     worker: MessageWorker
@@ -43,7 +43,7 @@ class MessageLink(TcpConnection):
         self.full: bool = False
         """True if the mailbox had no room for the next message."""
         self.watched: bool = True
-        """True if the worker's epoll has it."""
+        """True if the link is registered with the worker's poller."""
         self._mailbox = mailbox
         self._filled = 0
         self._pending: Callable[[], int] | None = getattr(sock, "pending", None)  # TLS has one
@@ -78,11 +78,11 @@ class MessageLink(TcpConnection):
                     return
         finally:
             if not request.done:
-                self._take_back(request)
-            self.worker.resume()  # for receivers that found this thread reading
+                self._withdraw_send(request)
+            self.worker.resume()  # for receivers that sleep because this thread was reading
 
-    def _take_back(self, outgoing: FrameSend) -> None:
-        """Withdraw a frame whose sender gives up; the end, in the middle of it."""
+    def _withdraw_send(self, outgoing: FrameSend) -> None:
+        """Withdraw a frame whose sender gives up. If it was sent in part, the connection ends."""
         self.worker.lock.acquire()
         try:
             if outgoing.begun:
@@ -97,14 +97,14 @@ class MessageLink(TcpConnection):
 
     @property
     def staged(self) -> bool:
-        """True if something was read that the kernel will not tell of again."""
+        """True if bytes were read that the poller does not report any more."""
         if self._target is None and self._end - self._begin >= PREFIX_BYTES:
             return True
         return self._pending is not None and self._pending() > 0
 
     def fail(self, reason: BaseException) -> PeerLostError:
-        """End the connection, because the peer has left or has sent nonsense; return the error for
-        waiting threads.
+        """End the connection, because the peer has left or broke the protocol; return the error
+        for waiting threads.
         """
         aborted = isinstance(reason, CommunicatorAbortedError)
         bare = "this rank aborted" if aborted else str(reason.__cause__ or reason)
@@ -112,12 +112,12 @@ class MessageLink(TcpConnection):
         out_of_reach = isinstance(reason, PeerLostError) and reason.unreachable
         message, self._target = self._target, None
         if message is not None:
-            half = f"{text} in the middle of a message: {bare}"
+            half = f"{text} during a message: {bare}"
             message.fail(PeerLostError(half, self.peer, out_of_reach))
         self.end(bare, peer_left=True)
         return PeerLostError(f"{text}: {bare}", self.peer, out_of_reach)
 
-    def _note_left(self, outgoing: FrameSend) -> None:
+    def _on_sent(self, outgoing: FrameSend) -> None:
         pass
 
     def _ahead(self) -> int:
@@ -128,7 +128,7 @@ class MessageLink(TcpConnection):
         prefix = self._prefix()
         header, size = prefix.header, prefix.size
         if header.kind != Kind.SEND:
-            raise _ProtocolError(f"it sent {header} where only messages are expected")
+            raise _ProtocolError(f"it sent {header}; expected a message")
         try:
             message = self._mailbox.try_begin(self.peer, header, size)
         except (MemoryError, ValueError, OverflowError):
@@ -157,4 +157,4 @@ class MessageLink(TcpConnection):
 
 
 class _ProtocolError(Exception):
-    """The peer sent bytes that no member sends."""
+    """The peer violated the protocol."""

@@ -1,4 +1,4 @@
-"""A large payload on its way over the k connections of a link: block i is on connection i mod k."""
+"""A large payload striped over the k connections of a link: block i is on connection i mod k."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import socket
 from collections.abc import Callable, Sequence
 
 BLOCK_BYTES = 128 << 10
-"""The bytes on one connection before the next one's turn."""
+"""The size of a block."""
 
 STRIPED_BYTES = 2 * BLOCK_BYTES
-"""Payloads from here on are striped, where there are several connections."""
+"""Payloads of at least this size are striped if a link has several connections."""
 
 _Step = Callable[[socket.socket, memoryview], int]
-"""Moves some of the bytes; returns how many, or raises BlockingIOError."""
+"""Moves some of the bytes; returns their number, or raises BlockingIOError."""
 
 
 class Stripes:
-    """``data`` on its way over ``sockets``. The first ``there`` bytes may be moved by now."""
+    """The movement of ``data`` over ``sockets``. Only the first ``there`` bytes may be moved."""
 
     __slots__ = ("_at", "_data", "_sockets", "there")
 
@@ -24,11 +24,11 @@ class Stripes:
         self._data = data
         self.there = len(data)
         self._sockets = sockets
-        # The position of each socket; at or behind the end of the data when it is done.
+        # The position of each socket; at or behind the end of the data when the socket is done.
         self._at = [number * BLOCK_BYTES for number in range(len(sockets))]
 
     def move(self, step: _Step, most: int) -> int:
-        """Move at most this many bytes on each socket that can; return the total."""
+        """Move at most ``most`` bytes on each socket; return the total."""
         there, total = self.there, 0
         for number, sock in enumerate(self._sockets):
             left = most
@@ -48,11 +48,11 @@ class Stripes:
 
     @property
     def contiguous(self) -> int:
-        """The number of bytes moved so far without a gap, from the first on."""
+        """The number of bytes moved so far without a gap, from the beginning."""
         return min(*self._at, len(self._data))
 
     @property
     def left(self) -> list[socket.socket]:
-        """The sockets that have bytes still to move, of those that may be moved by now."""
+        """The sockets with bytes left to move among the first ``there``."""
         there = self.there
         return [s for s, at in zip(self._sockets, self._at, strict=True) if at < there]

@@ -1,8 +1,8 @@
 """Progress on the connections of a communicator: one thread at a time moves their frames.
 
 As in UCX, a worker is the progress engine of a set of links: a thread that waits for one frame
-makes progress on all links of its worker. Otherwise the window of a peer would close while its
-frames are not read, and its kernel would take the path for a slow one.
+makes progress on all links of its worker. Otherwise a peer's window would close while its frames
+are not read, and its kernel would mistake the path for a slow one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transport._waiting.interrupts import is_held
 
 
 class RetiredConnection(Protocol):
-    """A connection that has ended, and whose sockets are still open."""
+    """An ended connection whose sockets are still open."""
 
     first: socket.socket
 
@@ -25,10 +25,10 @@ class RetiredConnection(Protocol):
 
 
 class LinkWorker:
-    """The base of workers, which are not threads: ``lock``, and the closing of sockets under it.
+    """The base of workers, which are not threads.
 
-    Bytes of the worker's links move under the lock. A descriptor that is closed during a system
-    call may be given to another file, so the sockets of an ended link are closed under the lock.
+    Bytes of the worker's links move under ``lock``. A descriptor that is closed during a system
+    call may be reused for another file, so sockets of an ended link are closed under the lock.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,9 @@ class LinkWorker:
             self._close_ended()
 
     def retire(self, connection: RetiredConnection) -> None:
-        """Close the sockets of a connection that was shut down, as soon as no thread uses them.
-        Any thread may call it; it never blocks.
+        """Close the sockets of a connection that was shut down, once no thread uses them.
+
+        Thread-safe; never blocks.
         """
         self._ended.add(connection)
         self._close_ended()

@@ -1,17 +1,17 @@
-"""Ctrl-C is raised where the library waits, and where it returns to the program; nowhere else.
+"""Deferral of Ctrl-C until the library waits or returns to the program.
 
-Python raises KeyboardInterrupt in the main thread between any two bytecodes: behind the one that
-took a lock, or that read another thread's message. No code stays whole under that. So a job
-installs ``InterruptHandler``: it notes a SIGINT that finds the main thread in a frame of the
-library, and lets the program's own frames be interrupted as ever. It costs nothing until a signal
-comes. Compiled code needs no guard: Python runs handlers only between bytecodes.
+Python raises KeyboardInterrupt in the main thread between any two bytecodes, for example just after
+the thread has acquired a lock or read another thread's message. No code can stay consistent under
+that. So a job installs ``InterruptHandler``. If a SIGINT arrives while the main thread is in the
+library, the handler defers it; the program's own frames are interrupted as usual. It costs nothing
+until a signal arrives. Compiled code is safe, because Python runs handlers only between bytecodes.
 
-Each wait looks for a noted interrupt before it begins and every ``SLICE_SECONDS``: ``next_slice``,
-``sliced`` or ``look``. So KeyboardInterrupt leaves these calls as a timeout does, and cleaning up
-belongs into ``finally``. Other threads are never interrupted, and wait in one piece.
+Each wait checks for a deferred interrupt before it begins and every ``SLICE_SECONDS``, through
+``next_slice``, ``sliced`` or ``look``. KeyboardInterrupt thus leaves a call in the same places as a
+timeout; clean up in ``finally``. Other threads are never interrupted, and wait without slices.
 
-The handler takes the place of Python's own only. A program that has a handler of its own keeps it:
-that may call the library (it runs, or raises at once), but must not raise.
+The handler replaces only Python's default handler. A program's own handler stays installed. It may
+call the library, but must not raise.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 if TYPE_CHECKING:
     from signal import getsignal
 else:
-    from _signal import getsignal  # signal's own makes enums, which takes longer than all else here
+    from _signal import getsignal  # The one in ``signal`` is slow, because it creates enums.
 
 T = TypeVar("T")
 
 SLICE_SECONDS = 0.05
-"""The main thread looks for an interrupt at least this often while it waits."""
+"""The longest time between two checks for an interrupt while the main thread waits."""
 
 
 class InterruptHandler:
-    """The handler of SIGINT that defers it in frames of ``packages``, by their top-level names.
+    """A SIGINT handler that defers the signal in frames of ``packages`` (top-level names).
 
-    A second signal that comes before the first was raised is raised at once: the library may be
-    busy for long without a wait.
+    A second signal that arrives before the first was raised is raised immediately, because the
+    library may be busy for a long time without a wait.
     """
 
     __slots__ = ("_packages", "_pending")
@@ -51,31 +51,31 @@ class InterruptHandler:
         self._pending = False
 
     def install(self) -> None:
-        """Take the place of Python's own handler, if that is in place. Main thread only."""
+        """Replace Python's default handler, if it is installed. Does nothing in other threads."""
         if _in_main() and getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self)
 
     def restore(self) -> None:
-        """Put Python's own handler back, unless the program has set another one since."""
+        """Reinstall Python's default handler, unless the program has installed another since."""
         if _in_main() and getsignal(signal.SIGINT) is self:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGINT, which came in ``frame``."""
+        """Handle a SIGINT that arrived in ``frame``."""
         outermost = self._outermost(frame)
         if outermost is None or self._pending:
             self._raise()
         self._pending = True
-        if sys.getprofile() is None:  # a profiler's calls are interrupted at the next wait
+        if sys.getprofile() is None:  # Under a profiler, only waits raise.
             sys.setprofile(partial(self._on_return, outermost))
 
-    def raise_noted(self) -> None:
-        """Raise KeyboardInterrupt if a signal was noted. Main thread only."""
+    def raise_deferred(self) -> None:
+        """Raise KeyboardInterrupt if a signal was deferred. Main thread only."""
         if self._pending:
             self._raise()
 
     def _outermost(self, frame: FrameType | None) -> FrameType | None:
-        """Return the frame by which the program has entered the library, None if it has not."""
+        """Return the frame in which the program entered the library, or None if it has not."""
         found = None
         while frame is not None and frame.f_code is not run_outside.__code__:
             name = str(frame.f_globals.get("__name__"))
@@ -99,20 +99,20 @@ class InterruptHandler:
 
 
 def run_outside(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Return ``function(*args, **kwargs)``: the program, which Ctrl-C interrupts anywhere."""
+    """Return ``function(*args, **kwargs)``, a call of the program that Ctrl-C may interrupt."""
     return function(*args, **kwargs)
 
 
 def look() -> None:
-    """Raise KeyboardInterrupt if one was noted and this is the main thread."""
+    """Raise KeyboardInterrupt if one was deferred and this is the main thread."""
     if _in_main():
         handler = getsignal(signal.SIGINT)
         if isinstance(handler, InterruptHandler):
-            handler.raise_noted()
+            handler.raise_deferred()
 
 
 def next_slice(seconds: float = math.inf) -> float:
-    """Return the seconds, at most ``seconds``, to wait before the next check; ``look`` first."""
+    """Call ``look``; return the seconds to wait before the next check, at most ``seconds``."""
     if _in_main():
         look()
         return min(seconds, SLICE_SECONDS)
@@ -120,9 +120,9 @@ def next_slice(seconds: float = math.inf) -> float:
 
 
 def sliced(wait: Callable[[float], object], seconds: float | None = None) -> bool:
-    """Return whether ``wait(seconds)`` succeeds; in the main thread, it waits in slices.
+    """Return whether ``wait(seconds)`` succeeds. In the main thread, wait in slices.
 
-    Without ``seconds`` it waits until it succeeds.
+    Without ``seconds``, wait until it succeeds.
     """
     until = math.inf if seconds is None else time.monotonic() + seconds
     while True:
@@ -134,7 +134,7 @@ def sliced(wait: Callable[[float], object], seconds: float | None = None) -> boo
 
 
 def join(thread: threading.Thread) -> None:
-    """Wait for the end of ``thread``."""
+    """Wait for the end of ``thread``, interruptibly."""
 
     def ended(seconds: float) -> bool:
         thread.join(seconds)
@@ -144,7 +144,7 @@ def join(thread: threading.Thread) -> None:
 
 
 class Condition(threading.Condition):
-    """A condition variable whose waits Ctrl-C ends, with the lock held as ever."""
+    """A condition variable whose waits Ctrl-C can end, with the lock held as usual."""
 
     _notified = 0
 
@@ -152,20 +152,20 @@ class Condition(threading.Condition):
         """Wait for a notification; return False if ``timeout`` seconds pass first."""
 
         def woken(seconds: float) -> bool:
-            # A notification may come between a slice's end and the lock: no later slice sees it.
+            # A notification may arrive after a slice has ended, but before it reacquires the lock.
             before = self._notified
             return threading.Condition.wait(self, seconds) or self._notified != before
 
         return sliced(woken, timeout)
 
     def notify(self, n: int = 1) -> None:
-        """Wake ``n`` waiting threads; ``notify_all`` calls this, too. The lock is held."""
+        """Wake ``n`` waiting threads. The caller holds the lock. ``notify_all`` calls this, too."""
         self._notified += 1
         super().notify(n)
 
 
 def is_held(lock: threading.RLock) -> bool:  # pyright: ignore[reportInvalidTypeForm]
-    """True if the calling thread has ``lock``: a signal handler may run in the middle of it."""
+    """Return whether the calling thread holds ``lock``, as a signal handler may find it."""
     return lock._is_owned()  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -1,4 +1,4 @@
-"""Threads that wait for descriptors together: a poll that several threads share, and its wakeup."""
+"""A poller for file descriptors that several threads share, and its wakeup."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from typing import TypeGuard, Union
 
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 PEER_CLOSED: int = getattr(select, "POLLRDHUP", 0)
-"""The peer has closed its sending side. Where there is no such event, its end is read."""
+"""The peer has closed its sending side. Without this event, reading returns the end of the data."""
 _ONCE: int = getattr(select, "EPOLLONESHOT", 1 << 30)
 
 
 class Wakeup:
-    """A descriptor that becomes readable when it is notified.
+    """A file descriptor that ``notify`` makes readable.
 
-    The descriptor is open as long as anything refers to the object. A finalizer or a late reply
-    keeps the object alive while it notifies, so it never writes into a file that has taken over
-    the number of a closed descriptor.
+    It stays open while the object has references. A finalizer or a late reply therefore cannot
+    write to another file that has reused the descriptor's number.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class Wakeup:
 
     def notify(self) -> None:
         """Wake the polling thread. Takes no lock."""
-        with suppress(BlockingIOError):  # full: notified already
+        with suppress(BlockingIOError):  # A full pipe was notified already.
             os.write(self._writer, b"!")
 
     def clear(self) -> None:
@@ -49,28 +48,28 @@ Poller = Union["select.epoll", "PollOnly"]
 
 
 def can_be_polled(poller: Poller) -> TypeGuard[select.epoll]:
-    """Return whether another poll can wait for ``poller``: it is itself a descriptor."""
+    """Return whether another poll can wait for ``poller``, because it has a file descriptor."""
     return hasattr(poller, "fileno")
 
 
 def new_poller() -> Poller:
-    """Return an object that many threads poll at once, with epoll's methods.
+    """Return an object with epoll's methods that many threads can poll at once.
 
-    ``once`` makes the events of ``register`` and ``modify`` be reported once, to one thread.
+    With ``once``, events of ``register`` and ``modify`` are reported once, to one thread.
     """
     return select.epoll() if hasattr(select, "epoll") else PollOnly()
 
 
 def once(events: int) -> int:
-    """Return ``events`` such that one thread learns of them, once."""
+    """Return ``events`` with the flag that reports them once, to one thread."""
     return events | _ONCE
 
 
 class PollOnly:
     """The part of epoll that ``ThreadPool`` needs, over poll(2).
 
-    One thread polls, and the others wait for their turn; a change wakes it. Each poll checks all
-    descriptors, so it is for a few hundred connections at most.
+    One thread polls while the others wait for their turn; a change wakes it. Each poll checks all
+    descriptors, so this suits a few hundred connections at most.
     """
 
     def __init__(self) -> None:
@@ -81,7 +80,7 @@ class PollOnly:
         self.closed: bool = False
 
     def register(self, fd: int, eventmask: int) -> None:
-        """Poll ``fd`` for these events from now on."""
+        """Start to poll ``fd`` for the events in ``eventmask``."""
         with self._changing:
             self._wanted[fd] = eventmask
         self._wakeup.notify()
@@ -89,21 +88,21 @@ class PollOnly:
     modify = register
 
     def unregister(self, fd: int) -> None:
-        """Poll ``fd`` no more."""
+        """Stop polling ``fd``."""
         with self._changing:
             self._wanted.pop(fd, None)
         self._wakeup.notify()
 
     def close(self) -> None:
-        """Poll nothing any more."""
+        """Stop polling. Later calls of ``poll`` raise ValueError."""
         with self._changing:
             self.closed = True
             self._wanted.clear()
         self._wakeup.notify()
 
     def poll(self, timeout: float, maxevents: int = sys.maxsize) -> list[tuple[int, int]]:
-        """Return up to ``maxevents`` pairs of a descriptor and its events, after at most
-        ``timeout`` seconds. Raises ValueError after ``close``, as epoll does.
+        """Return up to ``maxevents`` pairs of a descriptor and its events within ``timeout``
+        seconds. Raises ValueError after ``close``, as epoll does.
         """
         if self.closed:
             raise ValueError("I/O operation on a closed poller")
@@ -112,13 +111,13 @@ class PollOnly:
             return []
         try:
             while True:
-                found = self._look(max(end - time.monotonic(), 0.0), maxevents)
+                found = self._poll_once(max(end - time.monotonic(), 0.0), maxevents)
                 if found or time.monotonic() >= end:
                     return found
         finally:
             self._turn.release()
 
-    def _look(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
+    def _poll_once(self, timeout: float, maxevents: int) -> list[tuple[int, int]]:
         poller = select.poll()
         poller.register(self._wakeup.fd, READABLE)
         with self._changing:

@@ -1,7 +1,7 @@
-"""Waiting for other threads, processes and devices.
+"""Polling for other threads, processes and devices.
 
-A thread that an event will wake polls for a moment before it sleeps: ``SpinWait``. One that no
-event can wake polls at growing intervals: ``Pauses``.
+A thread that an event can wake polls briefly before it sleeps (``SpinWait``). A thread that no
+event can wake polls at growing intervals (``Pauses``).
 """
 
 from __future__ import annotations
@@ -13,24 +13,22 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 500e-6
-"""The time that a thread polls, and yields its core in between, before it sleeps."""
+"""The time that a thread polls before it sleeps; it yields its core between polls."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.064
 
 
 class SpinWait:
-    """Polls for an event before its receiver sleeps. One thread at a time.
+    """Polls for an event before the waiting thread sleeps. One thread at a time may use it.
 
-    Sleeping and waking takes longer than most small calls: some 40 microseconds on either side, in
-    a virtual machine more. The kernel also tends to wake a rank on its waker's core, where the two
-    then delay each other. Polling holds the interpreter's lock and a core. It yields the core
-    between two polls, and is brief. (``transport/_native/engine/waiting.c`` polls shared memory
-    without the lock.)
+    Sleeping and waking take longer than most small calls. The kernel also tends to wake a rank on
+    its waker's core, where the two then delay each other. Polling holds the GIL and a core, so it
+    is brief and yields the core between polls. (``transport/_native/engine/waiting.c`` polls shared
+    memory without the GIL.)
 
-    ``seconds`` is how long to poll. With ``pauses``, an unsuccessful poll (the peer is busy or far)
-    is followed by a time in which waits sleep at once. This time doubles from 1 ms to 64 ms, where
-    less than a hundredth of the time is polled in vain. With ``main_only``, only the main thread
-    polls. Another thread (a group's own, or a rank that is a thread) would starve the computing
-    one.
+    Polling ends after ``seconds``. With ``pauses``, after an unsuccessful poll (the peer is busy or
+    distant) waits sleep immediately for a time, which doubles from 1 ms to 64 ms. Vain polling then
+    costs less than 1 % of the time. With ``main_only``, only the main thread polls, because another
+    thread (a group's own, or a rank that is a thread) would starve the computing thread.
     """
 
     __slots__ = ("_again", "_main", "_pause", "_pauses", "_seconds")
@@ -45,18 +43,18 @@ class SpinWait:
         self._main = threading.main_thread().ident if main_only else None
         self._pauses = pauses
         self._seconds = seconds
-        # After unsuccessful polls, polling is skipped: for this many seconds, until this time.
+        # After an unsuccessful poll, polling is skipped for ``_pause`` seconds, until ``_again``.
         self._pause = self._again = 0.0
 
     @property
     def looks(self) -> bool:
-        """True if the calling thread would poll this time, instead of sleeping at once."""
+        """True if the calling thread should poll now, False if it should sleep immediately."""
         if self._main is not None and threading.get_ident() != self._main:
             return False
         return not self._pause or time.perf_counter() >= self._again
 
     def until(self, ready: Callable[[], bool]) -> bool:
-        """Return whether ``ready()`` is true now or soon; other threads may run in between."""
+        """Return whether ``ready()`` becomes true while polling; other threads may run."""
         if ready():
             return True
         if not self.looks:
@@ -76,9 +74,9 @@ class SpinWait:
 
 
 class Pauses:
-    """The pauses of a thread that must poll, because no event wakes it.
+    """The pauses of a thread that must poll because no event wakes it.
 
-    The first pause is ``first`` seconds. Each further one is ``factor`` times longer, up to
+    The first pause is ``first`` seconds. Each next pause is ``factor`` times longer, up to
     ``longest``.
     """
 
@@ -96,5 +94,5 @@ class Pauses:
         return pause
 
     def restart(self) -> None:
-        """Begin with the first pause again, after an event."""
+        """Restart with the first pause, after an event."""
         self._next = self._first

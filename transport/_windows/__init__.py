@@ -1,1 +1,1 @@
-"""The memory of one-sided windows: what reaches it by load and store, and what by messages."""
+"""The memory of one-sided windows, accessed by loads and stores, or by messages."""

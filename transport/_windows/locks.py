@@ -1,8 +1,8 @@
-"""The lock of a member's memory: a word there, which all members change by updates alone.
+"""The lock of a member's memory: a word in that memory, which members change only by updates.
 
-The word is the number of ranks that share the lock, or ``_EXCLUSIVE`` with the place of the one
-that has it alone. A waiting rank that maps the memory sees the word change; others ask again. So
-waiting ranks get the lock in no order.
+The word is the number of ranks that share the lock, or ``_EXCLUSIVE`` plus the place of its only
+holder. A waiting rank that maps the memory sees the word change; other ranks poll. So waiting ranks
+acquire the lock in no particular order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transport._waiting.spinning import Pauses
 from transport._windows.memory import REPLACE_IF, WORD, MappedMemory, Target
 
 LOCK = 0
-"""Where the word is."""
+"""The offset of the word."""
 WORD_CODE = dtype_code(WORD)
 SUM: int = ReduceOp.SUM.code
 _EXCLUSIVE = 1 << 31
@@ -28,22 +28,23 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 5e-3
 def acquire(
     target: Target, place: int, shared: bool, call: Call, check: Callable[[int | None, int], None]
 ) -> int:
-    """Take the lock of ``target`` for the member at ``place``; return a function that releases it.
+    """Acquire the lock of ``target`` for the member at ``place``; return the argument ``back`` for
+    ``release``.
 
-    ``check(holder, sharing)`` raises when waiting is pointless: for the member at ``holder``, or
-    for ``sharing`` ones (None).
+    While waiting, calls ``check(holder, sharing)``, which raises if waiting is pointless. It gets
+    the place of the exclusive holder, or None and the number of sharing ranks.
     """
     pauses, seen = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE), 0
     while True:
         expected = seen if shared and seen < _EXCLUSIVE else 0
-        mine = expected + 1 if shared else _EXCLUSIVE | place
-        back = -1 if shared else -mine
+        wanted = expected + 1 if shared else _EXCLUSIVE | place
+        back = -1 if shared else -wanted
 
         def late(old: bytes | memoryview, expected: int = expected, back: int = back) -> None:
-            if int.from_bytes(old, "little") == expected:  # nobody waits for it any more
+            if int.from_bytes(old, "little") == expected:  # Acquired after the call's deadline.
                 release(target, None, back)
 
-        new, old = word(mine), word(expected)
+        new, old = word(wanted), word(expected)
         try:
             old = target.update(call, LOCK, WORD_CODE, REPLACE_IF, new, old, late)
         except CommunicatorTimeoutError:
@@ -63,12 +64,14 @@ def acquire(
 
 
 def release(target: Target, call: Call | None, back: int) -> bool:
-    """Give back what ``acquire`` took; False without a ``call`` if that had to wait."""
+    """Release the lock; ``back`` is the result of ``acquire``. Without a ``call``, return False
+    instead of waiting.
+    """
     return target.combine(call, LOCK, WORD_CODE, SUM, word(back), True)
 
 
 def word(value: int) -> bytes:
-    """Return a word, where numbers below 0 wrap."""
+    """Return ``value`` modulo 2^64 as the bytes of a word."""
     return (value % (1 << 64)).to_bytes(WORD.itemsize, "little")
 
 

@@ -1,7 +1,7 @@
-"""A member's part of a window as this process maps it: loads, stores and updates of whole elements.
+"""Access to a member's memory of a window: loads, stores, and atomic updates of elements.
 
-The same functions make all updates of a member's memory. A process that maps it calls them, or the
-member itself for the sender of a message. So updates of both kinds are atomic to each other.
+The same functions make all updates of a member's memory: a process that maps the memory calls them
+directly, and the member itself calls them for messages. So all updates are mutually atomic.
 """
 
 from __future__ import annotations
@@ -18,42 +18,44 @@ from transport._native import core
 from transport._operands.reduce_op import Flat, RedOpType, ReduceOp
 
 WORD = np.dtype(np.uint64)
-"""The dtype of the words that windows themselves keep."""
+"""The dtype of the words that windows use internally."""
 _NAMES = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64"
 DTYPES = {dtype_code(dtype): dtype for dtype in map(np.dtype, _NAMES.split())}
-"""The dtypes whose elements can be updated as a whole, by code."""
+"""The dtypes that support atomic updates, by code."""
 REPLACE, REPLACE_IF = 0, 16
-"""Ops of updates beside those of ``ReduceOp``: REPLACE_IF replaces what equals what is expected."""
+"""Ops of updates in addition to ``OPS``. REPLACE_IF replaces elements that equal ``expected``."""
 OPS = {op.code: op for op in map(ReduceOp, (*RedOpType,)[:-1]) if op.kind is not RedOpType.AVG}
 """The ops of updates, by code."""
 SLICE_SECONDS = 0.05
-"""The longest wait after which a caller looks at its deadline, signals and lost peers."""
+"""The longest time between checks for the deadline, signals and lost peers."""
 
 Late = Callable[[bytes | memoryview], object]
 
 
 class Target(Protocol):
-    """A member's bytes of a window. Without a ``call``, nothing waits, and ``put`` and ``combine``
-    return False where they would have to: they have done nothing then.
+    """A member's memory of a window.
+
+    Without a ``call``, no method waits. ``put`` and ``combine`` then do nothing and return False if
+    they would have to wait.
     """
 
     direct: bool
-    """True if this process maps the memory: then everything is done at once, without a ``call``."""
+    """True if this process maps the memory. Every method then finishes without a ``call``."""
 
     def put(self, call: Call | None, offset: int, values: Flat) -> bool:
-        """Store ``values`` at ``offset``; they are copied."""
+        """Copy ``values`` to the byte ``offset``."""
         ...
 
     def get(self, call: Call | None, offset: int, nbytes: int) -> Flat | memoryview:
-        """Return the ``nbytes`` at ``offset``, perhaps as a view."""
+        """Return ``nbytes`` bytes at ``offset``, possibly as a view."""
         ...
 
     def combine(
         self, call: Call | None, offset: int, code: int, op: int, values: Any, wakes: bool = False
     ) -> bool:
-        """Combine the elements at ``offset`` with ``values`` by ``op``, each as a whole.
+        """Combine the elements at ``offset`` with ``values`` by ``op``, each atomically.
 
-        ``code`` is that of their dtype. ``wakes``: waits for the word at ``offset`` go on.
+        ``code`` is the wire code of their dtype. ``wakes`` wakes waits for the word at ``offset``.
         """
         ...
 
@@ -67,14 +69,14 @@ class Target(Protocol):
         expected: Any = b"",
         late: Late | None = None,
     ) -> bytes:
-        """As ``combine``; return the old values. ``expected`` is that of REPLACE_IF.
+        """Combine as ``combine`` does, and return the old values. REPLACE_IF needs ``expected``.
 
-        ``late`` is called with what was there if that is known only after the call's deadline.
+        If the old values arrive only after the call's deadline, ``late`` is called with them.
         """
         ...
 
     def flush(self, call: Call | None) -> None:
-        """Return when all that this process did there is done, and can be seen."""
+        """Wait until all earlier operations of this process are done and visible."""
         ...
 
     def check(self, call: Call) -> None:
@@ -83,13 +85,13 @@ class Target(Protocol):
 
 
 class MappedMemory:
-    """The target whose bytes are ``data`` here. Thread-safe."""
+    """A target whose memory this process maps as ``data``. Thread-safe."""
 
     direct = True
 
     def __init__(self, data: Flat) -> None:
         self.data = data
-        # Without the compiled core no memory is mapped twice: all updates are made by this object.
+        # Without the compiled core, only one process maps the memory, and makes all its updates.
         self._updates = Condition()
 
     def put(self, call: Call | None, offset: int, values: Flat | memoryview | bytes) -> bool:

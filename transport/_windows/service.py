@@ -1,8 +1,7 @@
-"""Windows by messages: this process's threads handle other members' requests on its memory.
+"""Windows by messages: a thread of this process handles other members' requests on its memory.
 
-Frames between two members arrive in order, and each is handled before the next. So a reply to a
-frame shows that all earlier frames are done. Nothing is sent twice: a peer whose connection breaks
-is lost.
+Frames between two members arrive and are handled in order, so a reply to a frame shows that all
+earlier frames are done. No frame is resent: a peer whose connection breaks is lost.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from transport._windows.memory import SLICE_SECONDS, Late, MappedMemory
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _HEAD = struct.Struct("<QQQBBBB")
-"""Window, offset, bytes; of updates: dtype, op, whether values to compare follow, whether it wakes.
+"""Window, offset, bytes; for updates: dtype, op, whether expected values follow, whether to wake.
 """
 _INLINE_BYTES = 4096
-"""Longer values are a buffer of the frame."""
+"""Longer values are sent as a buffer of the frame."""
 _FLUSH_SECONDS = 1.0
 
 
@@ -63,16 +62,16 @@ class _WindowRequest:
 
 
 class WindowService:
-    """Carries one member's windows of a group by messages, from now until ``close``."""
+    """One member's end of the messages for a group's windows, until ``close``."""
 
     def __init__(self, membership: Membership) -> None:
         self._describe = membership.describe
         self._windows: dict[int, MappedMemory] = {}
         self._numbers = itertools.count(1)
         self._settling = threading.Lock()
-        """Decides whether a reply is late."""
+        """Decides the race between a request's reply and its timeout."""
         self._lost: dict[int, str] = {}
-        """The reason by lost member. Frames sent to such a member may not have arrived."""
+        """The reasons by lost member. Frames sent to a lost member may not have arrived."""
         own = replace(
             membership,
             group=f"{membership.group}/windows",
@@ -84,11 +83,11 @@ class WindowService:
         self._channel.open(self)
 
     def serve(self, number: int, memory: MappedMemory) -> None:
-        """Let other members reach this one's ``memory`` of the window ``number``."""
+        """Make ``memory`` accessible to other members as window ``number``."""
         self._windows[number] = memory
 
     def withdraw(self, number: int) -> None:
-        """End serving the window ``number``."""
+        """Stop serving window ``number``."""
         self._windows.pop(number, None)
 
     def close(self) -> None:
@@ -96,12 +95,13 @@ class WindowService:
         self._channel.close(_FLUSH_SECONDS)
         self._threads.close()
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ requests to other members
 
     def post(self, call: Call | None, rank: int, kind: int, head: bytes, *values: Any) -> bool:
         """Send a frame that gets no reply, with a copy of ``values``.
 
-        Without a ``call``, it returns False and sends nothing if sending would block or fails.
+        Without a ``call``, returns False if sending would block or fails. With one, raises
+        CommunicatorTimeoutError past its deadline and PeerLostError if the connection breaks.
         """
         connection = self._channel.connected(rank)
         usable = connection is not None and not connection.is_choked and rank not in self._lost
@@ -127,10 +127,10 @@ class WindowService:
     def request(
         self, call: Call, rank: int, kind: int, head: bytes, *values: Any, late: Late | None = None
     ) -> bytes | memoryview:
-        """Send a frame and return the bytes of its reply.
+        """Send a frame and return its reply.
 
-        Raises PeerLostError if the connection breaks. Raises CommunicatorTimeoutError past the
-        deadline; ``late`` then gets the reply when it arrives.
+        Raises PeerLostError if the connection breaks, CommunicatorTimeoutError past the deadline.
+        ``late`` is called with a reply that arrives after the deadline.
         """
         request, number = _WindowRequest(), next(self._numbers)
         connection = self.connect(call, rank)
@@ -160,7 +160,7 @@ class WindowService:
         return request.value
 
     def connect(self, call: Call, rank: int) -> ChannelConnection:
-        """Return the connection to member ``rank``. Raises PeerLostError if that is lost."""
+        """Return the connection to member ``rank``. Raises PeerLostError if it is lost."""
         if rank in self._lost:
             raise self._lost_error(rank)
         return self._channel.connect(rank, call.deadline)
@@ -186,7 +186,7 @@ class WindowService:
             connection.send(kind, number, head, [memoryview(data)], flags)
 
     def _lost_error(self, rank: int) -> PeerLostError:
-        why = f"its connection broke ({self._lost[rank]}), with all that was not flushed"
+        why = f"its connection broke ({self._lost[rank]}); unflushed operations may be lost"
         return PeerLostError(f"{self._describe(rank)} is lost: {why}", rank)
 
     # ------------------------------------------------------------------ the channel's protocol
@@ -220,7 +220,7 @@ class WindowService:
             number, offset, nbytes, code, op, compares, wakes = _HEAD.unpack(head)
             memory = self._windows[number]
             if offset + nbytes > memory.data.nbytes:
-                raise ValueError(f"{nbytes} bytes at {offset} of {memory.data.nbytes}")
+                raise ValueError(f"{nbytes} bytes at {offset} exceed {memory.data.nbytes} bytes")
             match frame.kind:
                 case _WindowOp.PUT if len(values) == nbytes:
                     memory.put(None, offset, values)
@@ -233,8 +233,8 @@ class WindowService:
                     else:
                         memory.combine(None, offset, code, op, new, bool(wakes))
                 case _:
-                    raise ValueError(f"a frame of kind {frame.kind} with {len(values)} bytes")
-        except Exception as error:  # any bad frame: the thread serves other peers as well
+                    raise ValueError(f"unexpected kind {frame.kind} or size {len(values)}")
+        except Exception as error:  # The thread must survive any bad frame, to serve other peers.
             raise ConnectionError(f"a peer's request on a window is invalid: {error!r}") from error
         if frame.flags & _REPLIES:
             data = memoryview(reply)
@@ -244,11 +244,11 @@ class WindowService:
                 connection.send(_WindowOp.REPLY, frame.number, b"", [data])
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
-        """Refuse: windows post nothing."""
+        """Raise ConnectionError, because windows use no posts."""
         raise ConnectionError(f"expected no post, got {len(data)} bytes")
 
     def on_end(self, connection: ChannelConnection, error: Exception) -> None:
-        """Note that a connection has ended: nothing more is sent to its peer."""
+        """Mark the peer of an ended connection as lost, and fail its pending requests."""
         if connection.outgoing:
             self._lost.setdefault(connection.peer, str(error))
             for request in [*connection.pending.values()]:
@@ -256,12 +256,12 @@ class WindowService:
                 request.done.set()
 
     def on_refusal(self, peer: int, error: DistError) -> DistError:
-        """Return the error for a member that cannot be connected to."""
+        """Return ``error``, raised when connecting to member ``peer`` failed, unchanged."""
         return error
 
 
 class RemoteMemory:
-    """The target that is member ``rank``'s memory of the window ``number``, by messages."""
+    """A target that accesses member ``rank``'s memory of window ``number`` by messages."""
 
     direct = False
 
@@ -297,7 +297,7 @@ class RemoteMemory:
         return bytes(self._request(call, _WindowOp.UPDATE, head, values, expected, late=late))
 
     def flush(self, call: Call | None) -> None:
-        self.get(call, 0, 0)  # its reply arrives when all earlier frames are done
+        self.get(call, 0, 0)  # Its reply arrives after all earlier frames are done.
 
     def check(self, call: Call) -> None:
         self._service.connect(call, self._rank)
@@ -305,7 +305,7 @@ class RemoteMemory:
     def _request(
         self, call: Call | None, kind: int, head: bytes, *values: Any, late: Late | None = None
     ) -> memoryview:
-        assert call is not None  # a target by messages has one for all that waits
+        assert call is not None  # Operations that wait on remote memory always have a call.
         return memoryview(self._service.request(call, self._rank, kind, head, *values, late=late))
 
     def _head(self, offset: int, nbytes: int, *update: int) -> bytes:
@@ -313,4 +313,4 @@ class RemoteMemory:
 
 
 def _log_error(error: BaseException) -> None:
-    _LOGGER.error("a thread of a window raised", exc_info=error)
+    _LOGGER.error("a window's thread raised an exception", exc_info=error)

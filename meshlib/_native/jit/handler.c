@@ -1,10 +1,10 @@
-/* The handler that XLA calls, by the C interface of its FFI, whose header comes with jaxlib. */
+/* The handler that XLA calls through the C API of its FFI, whose header is part of jaxlib. */
 #include "program_calls.h"
 
 #if __has_include("xla/ffi/api/c_api.h")
 #include "xla/ffi/api/c_api.h"
 
-/* The oldest version that has all that is used here. XLA refuses handlers of a later version than its own. */
+/* The oldest API version with all features that are used here. XLA refuses handlers of a version later than its own. */
 #define MAJOR 0
 #define MINOR 1
 
@@ -16,7 +16,7 @@ static XLA_FFI_Error *fail_with(const XLA_FFI_CallFrame *frame, XLA_FFI_Error_Co
     return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-/* The exception that there is, as "Type: text". */
+/* Convert the raised exception to an XLA error with the text "Type: text". */
 static XLA_FFI_Error *fail_with_exception(const XLA_FFI_CallFrame *frame) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -34,7 +34,7 @@ static XLA_FFI_Error *fail_with_exception(const XLA_FFI_CallFrame *frame) {
     return error;
 }
 
-/* Have Python make the call, or go on with the one of that header. */
+/* Let Python make the call, or, with `begun`, continue the started call with that header. */
 static int call_python(const ProgramCall *call, const Memory *buffers, const Header *begun) {
     int count = call->operands + call->results;
     PyObject *views = PyTuple_New(count), *header, *result = NULL;
@@ -54,8 +54,8 @@ static int call_python(const ProgramCall *call, const Memory *buffers, const Hea
     return result ? 0 : -1;
 }
 
-/* The interpreter makes a thread state at a thread's first call, and frees it after that. XLA's threads call again, so
- * the state is kept. */
+/* Acquire the GIL. The interpreter would create and free a thread state at each call. XLA's threads call repeatedly, so
+ * the first call in a thread keeps the state alive. */
 static PyGILState_STATE enter_python(void) {
     static _Thread_local char known;
     PyGILState_STATE state = PyGILState_Ensure();
@@ -69,7 +69,7 @@ static uint64_t bytes_of(const XLA_FFI_Buffer *buffer, uint64_t itemsize) {
     return itemsize;
 }
 
-/* The program's buffers that are not tokens, with their bytes: how many, or -1. */
+/* Store the program's buffers except tokens, with their sizes in bytes. Return their number, or -1 if there are too many. */
 static int take_buffers(void *const *given, int64_t count, const uint64_t *itemsizes, Memory *buffers) {
     int taken = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -83,7 +83,7 @@ static int take_buffers(void *const *given, int64_t count, const uint64_t *items
 }
 
 static XLA_FFI_Error *handle(XLA_FFI_CallFrame *frame) {
-    const void *extension = frame->extension_start; /* whose type has several names */
+    const void *extension = frame->extension_start; /* void, because the type's name differs between versions */
     if (extension && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
         XLA_FFI_Metadata *about = ((const XLA_FFI_Metadata_Extension *)extension)->metadata;
         about->api_version.major_version = MAJOR;
@@ -94,14 +94,14 @@ static XLA_FFI_Error *handle(XLA_FFI_CallFrame *frame) {
     if (frame->attrs.size != 1 || frame->attrs.types[0] != XLA_FFI_AttrType_SCALAR)
         return fail_with(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "meshlib: expected the address of a call");
     const XLA_FFI_Scalar *address = frame->attrs.attrs[0];
-    ProgramCall *call = (ProgramCall *)*(const uintptr_t *)address->value; /* XLA keeps it while a program runs */
+    ProgramCall *call = (ProgramCall *)*(const uintptr_t *)address->value; /* XLA holds a reference while a program runs. */
     Memory buffers[MOST_BUFFERS];
     int operands = take_buffers(frame->args.args, frame->args.size, call->itemsizes, buffers);
     int results = operands == call->operands ? take_buffers(frame->rets.rets, frame->rets.size,
                                                             call->itemsizes + operands, buffers + operands)
                                              : -1;
     if (results != call->results)
-        return fail_with(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "meshlib: the call has other operands or results");
+        return fail_with(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "meshlib: the call has different operands or results");
     Header header;
     Outcome outcome = make_call(call, buffers, &header);
     if (outcome == MADE) return NULL;

@@ -1,5 +1,5 @@
-/* A call of a compiled program on a group whose members share memory: numbered, recorded and carried out by the
- * engine. All that is unusual is left to Python.
+/* Calls of a compiled program on a group whose members share memory. This code numbers and records them, and the engine
+ * makes them. Python handles all special cases.
  */
 #include "program_calls.h"
 
@@ -26,7 +26,7 @@ static Entry *begin_entry(const ProgramCall *call, const Header *header) {
 /* ------------------------------------------------------------------ calls */
 
 static int is_usual(const Calls *calls) {
-    /* A value that changes during this check counts as changed after it. */
+    /* Values that change during this check take effect at the next call. */
     int wake_requested = calls->group && calls->group->group.wake_requested;
     return calls->open_until > monotonic() && !wake_requested && !calls->recorder->watched &&
            calls->recorder->annotate == Py_None && !PyDict_GET_SIZE(calls->recorder->labels) &&
@@ -52,12 +52,12 @@ static Outcome collective(ProgramCall *call, const Memory *buffers, Header *head
     Status status = transport->group_begin(&o->group, &what, SLEEP);
     entry->ended = monotonic();
     if (status == DONE_ALL) return MADE;
-    entry->number = 0;           /* Python makes a record of its own, */
-    o->group.wake_requested = 0; /* and checks first why the call was woken */
+    entry->number = 0;           /* Python creates its own record. */
+    o->group.wake_requested = 0; /* Python first checks why the call was woken. */
     return BEGUN;
 }
 
-/* The one array of a message. */
+/* Return the memory of a message's only array. */
 static Memory only(const ProgramCall *call, const Memory *buffers) {
     const Place *at = &call->places[0];
     return (Memory){buffers[at->buffer].data + at->offset, at->nbytes};
@@ -68,7 +68,7 @@ static RingObject *writer_for(const ProgramCall *call) {
     return end && end->lent && !transport->ring_is_broken(&end->ring) ? end : NULL;
 }
 
-/* The reader's end, which a receive gives back. */
+/* Borrow the reader's end of a ring, which the receive returns; NULL if it is unavailable. */
 static RingObject *borrow_reader(const ProgramCall *call) {
     RingObject *end = call->calls->pairs[call->peer].reader;
     int expected = LENT;
@@ -88,7 +88,7 @@ static Outcome send(const ProgramCall *call, RingObject *end, const Memory *buff
     entry->ended = monotonic();
     if (status == DONE_ALL) return MADE;
     entry->number = 0;
-    return BEGUN; /* the ring is full: Python waits for room */
+    return BEGUN; /* The ring is full, so Python waits. */
 }
 
 static Outcome receive(const ProgramCall *call, RingObject *end, const Memory *buffers, Header *header) {
@@ -101,7 +101,7 @@ static Outcome receive(const ProgramCall *call, RingObject *end, const Memory *b
     return BEGUN;
 }
 
-/* Send a message, for which there must be room, and receive another. */
+/* Send a message, if the ring has enough room for it, and receive another. */
 static Outcome exchange(const ProgramCall *call, const Memory *buffers, Header *header) {
     const ProgramCall *sending = call->sending;
     Memory from = only(sending, buffers), into = only(call, buffers);
@@ -133,7 +133,7 @@ Outcome make_call(ProgramCall *call, const Memory *buffers, Header *header) {
     atomic_store(&calls->busy, 1);
     Outcome outcome = call->peer == COLLECTIVE ? collective(call, buffers, header) : message(call, buffers, header);
     atomic_store(&calls->busy, 0);
-    if (outcome != MADE) calls->open_until = 0; /* until Python has looked */
+    if (outcome != MADE) calls->open_until = 0; /* until Python has checked the group */
     else if (call->clears)
         for (int i = call->operands; i < call->operands + call->results; i++)
             memset(buffers[i].data, 0, buffers[i].nbytes);
@@ -142,13 +142,13 @@ Outcome make_call(ProgramCall *call, const Memory *buffers, Header *header) {
 
 /* ------------------------------------------------------------------ the type of a group's calls */
 
-/* ProgramCalls(order, recorder, observers, rank, size, capacity): of a member of a group. */
+/* ProgramCalls(order, recorder, observers, rank, size, capacity): the calls of one member of a group. */
 static int calls_init(Calls *calls, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *order, *recorder, *observers;
     Py_ssize_t capacity;
     int rank, size;
     if (calls->order) {
-        PyErr_SetString(PyExc_RuntimeError, "ProgramCalls are made once");
+        PyErr_SetString(PyExc_RuntimeError, "this ProgramCalls is already initialised");
         return -1;
     }
     if (!PyArg_ParseTuple(args, "O!O!O!iin", order_type, &order, recorder_type, &recorder, &PyDict_Type, &observers,
@@ -186,24 +186,24 @@ static void calls_dealloc(Calls *calls) {
     Py_DECREF(type);
 }
 
-/* open(seconds): all is as usual; look again after so long, 0: at once. */
+/* open(seconds): allow calls without Python for `seconds`, after which Python checks again; 0: not at all. */
 static PyObject *calls_open(Calls *calls, PyObject *value) {
     double seconds = PyFloat_AsDouble(value);
     if (seconds == -1 && PyErr_Occurred()) return NULL;
     if (seconds > 0) calls->open_until = monotonic() + seconds;
     else calls->open_until = 0;
-    if (seconds <= 0 && calls->group) calls->group->group.wake_requested = 0; /* Python checks now why it was woken */
+    if (seconds <= 0 && calls->group) calls->group->group.wake_requested = 0; /* Python now checks why it was woken. */
     Py_RETURN_NONE;
 }
 
-/* attach(group): where the members share memory. Whether it is still the one that it was. */
+/* attach(group): set the engine's group at the first call. Return whether `group` is the one that was set. */
 static PyObject *calls_attach(Calls *calls, PyObject *group) {
     if (!Py_IS_TYPE(group, transport->group_type)) return PyErr_Format(PyExc_TypeError, "expected a Group, got %R", group);
-    if (!calls->group) calls->group = (GroupObject *)Py_NewRef(group); /* it stays: a call may be looking */
+    if (!calls->group) calls->group = (GroupObject *)Py_NewRef(group); /* never replaced: a call may be using it */
     return PyBool_FromLong(calls->group == (GroupObject *)group);
 }
 
-/* connect(peer, writer or None, reader): the rings of a member, whose ends Python lends. */
+/* connect(peer, writer or None, reader): set the rings to and from a member, which Python lends. */
 static PyObject *calls_connect(Calls *calls, PyObject *args) {
     int peer;
     PyObject *writer, *reader;
@@ -212,13 +212,13 @@ static PyObject *calls_connect(Calls *calls, PyObject *args) {
         return PyErr_Format(PyExc_TypeError, "expected a RingEnd or None, got %R", writer);
     if (peer < 0 || peer >= calls->size) return PyErr_Format(PyExc_ValueError, "no member %d", peer);
     Pair *pair = &calls->pairs[peer];
-    /* They stay: a call may be looking. */
+    /* Never replaced: a call may be using them. */
     if (!pair->writer && writer != Py_None) pair->writer = (RingObject *)Py_NewRef(writer);
     if (!pair->reader) pair->reader = (RingObject *)Py_NewRef(reader);
     Py_RETURN_NONE;
 }
 
-/* entries(): (number, packed, issued, ended, nbytes, peer, site, thread) of the last calls, oldest first. */
+/* entries(): a list of (number, packed, issued, ended, nbytes, peer, site, thread) of the last calls, oldest first. */
 static PyObject *calls_entries(Calls *calls, PyObject *Py_UNUSED(none)) {
     PyObject *list = PyList_New(0);
     uint64_t last = calls->count, first = last > calls->capacity ? last - calls->capacity + 1 : 1;
@@ -227,7 +227,7 @@ static PyObject *calls_entries(Calls *calls, PyObject *Py_UNUSED(none)) {
         if (entry->number != number) continue;
         Entry copy;
         memcpy(&copy, entry, sizeof copy);
-        if (entry->number != number) continue; /* it was written over meanwhile */
+        if (entry->number != number) continue; /* It was overwritten during the copy. */
         PyObject *item = Py_BuildValue("Ky#ddLiik", (unsigned long long)number, (const char *)&copy.header, (Py_ssize_t)HEADER_BYTES,
                                        copy.issued, copy.ended, copy.nbytes, copy.peer, copy.site, copy.thread);
         if (!item || PyList_Append(list, item) < 0) Py_CLEAR(list);
@@ -239,7 +239,7 @@ static PyObject *calls_entries(Calls *calls, PyObject *Py_UNUSED(none)) {
 static PyObject *get_busy(Calls *calls, void *Py_UNUSED(closure)) { return PyBool_FromLong(calls->busy); }
 
 static PyGetSetDef calls_computed[] = {{"busy", (getter)(void (*)(void))get_busy, NULL, NULL, NULL}, {NULL}};
-/* set_self(free): whether no message of this member to itself is on its way. */
+/* set_self(free): set whether no message of this member to itself is pending. */
 static PyObject *calls_set_self(Calls *calls, PyObject *value) {
     calls->self_is_free = value == Py_True;
     Py_RETURN_NONE;
@@ -261,8 +261,8 @@ static PyType_Spec calls_spec = {"meshlib._native._calls.ProgramCalls", sizeof(C
 
 /* ProgramCall(sending, calls, owner, header fields, reduces, nbytes, peer, site, clears, operands, results, inputs, places)
  *
- * Operands and results are given by the bytes of an element of each. A place is (buffer, offset, nbytes). With None for
- * calls, Python makes the call. */
+ * `operands` and `results` have the item size of each. A place is (buffer, offset, nbytes). If `calls` is None, Python
+ * makes the call. */
 static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *sending, *calls, *owner, *fields, *places, *operands, *results;
     long long nbytes;
@@ -300,7 +300,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
         failed = !PyArg_ParseTuple(PyList_GET_ITEM(places, i), "iKK", &place->buffer, &offset, &size);
         place->offset = offset, place->nbytes = size;
         if (!failed && (place->buffer < 0 || place->buffer >= buffers))
-            PyErr_Format(PyExc_ValueError, "there is no buffer %d", place->buffer), failed = 1;
+            PyErr_Format(PyExc_ValueError, "no buffer %d", place->buffer), failed = 1;
     }
     if (!failed && reduces) call->loops = transport->find_loops(call->header.dtype, call->header.op);
     if (failed) Py_CLEAR(call);
@@ -318,10 +318,9 @@ static void call_dealloc(ProgramCall *call) {
     Py_DECREF(type);
 }
 
-/* XLA keeps callbacks, which have to be callable, for as long as a program runs. This one has no index to be called
- * by. */
+/* XLA holds its callbacks, which must be callable, while a program runs. This one is never called: it has no index. */
 static PyObject *call_call(PyObject *Py_UNUSED(call), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
-    PyErr_SetString(PyExc_TypeError, "a ProgramCall is called by XLA's handler alone");
+    PyErr_SetString(PyExc_TypeError, "only XLA's handler may call a ProgramCall");
     return NULL;
 }
 
@@ -331,8 +330,8 @@ static PyMemberDef call_members[] = {{"owner", T_OBJECT_EX, offsetof(ProgramCall
 static PyType_Slot call_slots[] = {{Py_tp_new, call_new},           {Py_tp_dealloc, call_dealloc},
                                    {Py_tp_call, call_call},         {Py_tp_members, call_members},
                                    {Py_tp_getset, call_computed},   {0, NULL}};
-/* The collector of cycles knows nothing of it: it would take from a call under way what that still needs, when nothing
- * but XLA keeps the program. So what it refers to must not refer to it. */
+/* Not tracked by the garbage collector, which could clear a running call while only XLA refers to the program. So the
+ * objects that it refers to must not refer to it. */
 static PyType_Spec call_spec = {"meshlib._native._calls.ProgramCall", sizeof(ProgramCall), sizeof(Place),
                                 Py_TPFLAGS_DEFAULT, call_slots};
 

@@ -100,7 +100,7 @@ class ReferenceCounts:
         return None if oid in self._freed or oid[0] in self._dead else self.create(oid)
 
     def grant(self, oid: ObjectId, giver: int, to: int) -> OwnedObject | None:
-        """Record a reference that ``giver`` passes to ``to``; return the object if that frees it."""
+        """Record that ``giver`` passes a reference to ``to``. Return an object that this frees."""
         if giver in self._dead:  # the holders are queried instead
             return None
         if to in self._dead:  # the dead worker may have passed the reference on

@@ -1,1 +1,1 @@
-"""From one sharding to another: the plan, as arithmetic, and its execution."""
+"""Redistribution from one sharding to another: the plan, and its execution."""

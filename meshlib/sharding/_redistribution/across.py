@@ -1,9 +1,10 @@
 """The plan from one mesh to another: messages from ranks that have a part to those that need it.
 
 The meshes may share ranks. The source's mesh reduces partial values first. A rank never sends
-itself anything, and receives each byte once. Where the target's mesh has replicas, each replica
-receives a part, and the replicas gather the rest among themselves. But if its ranks already hold so
-much of the array that this costs more bytes, each rank receives its missing parts directly.
+itself anything, and receives each byte once. If the target has replicas, each replica receives
+a piece, and the replicas gather the other pieces among themselves. If this costs more bytes,
+because the target's ranks hold much of the array already, each rank receives its missing parts
+directly.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def steps_across(
 ) -> list[PlanStep]:
     """Return the steps from ``source`` to ``target``, which are on different meshes.
 
-    Raises ValueError when one of the meshes is a slice of a larger one, which has an array for each
-    of its slices.
+    Raises ValueError if one of the meshes is a slice of a larger mesh: each slice then has its own
+    array.
     """
     for sharding in (source, target):
         if sharding.mesh.slice_count > 1:
             raise ValueError(
-                f"{sharding.mesh} has {sharding.mesh.slice_count} slices, each with an array of its"
-                " own; from one mesh to another expected meshes with one (make a DeviceMesh of it)"
+                f"{sharding.mesh} has {sharding.mesh.slice_count} slices, each with its own"
+                " array; between meshes expected a mesh with one slice (make a DeviceMesh of it)"
             )
     shape = tuple(shape)
     reduced = spread(source, shape, [i for i, _ in source.partial_dims], keep=source.dims)
@@ -66,7 +67,7 @@ class BoxMessage:
 def messages_to(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
 ) -> list[BoxMessage]:
-    """Return the messages to ``rank``, for its part of ``target``; one from itself is kept."""
+    """Return the messages to ``rank``, for its part of ``target``, including one from itself."""
     coordinate = target.mesh.coordinate_of(rank)
     return [] if coordinate is None else list(_providers(source, target, tuple(shape), rank))
 
@@ -74,7 +75,7 @@ def messages_to(
 def messages_from(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], rank: int
 ) -> list[BoxMessage]:
-    """Return the messages from ``rank``, of its part of ``source``; one to itself is kept."""
+    """Return the messages from ``rank``, of its part of ``source``, including one to itself."""
     if source.mesh.coordinate_of(rank) is None:
         return []
     mine = source.slices(shape, rank)
@@ -92,9 +93,9 @@ def messages_from(
 def _providers(
     source: ShardingValue, target: ShardingValue, shape: tuple[int, ...], rank: int
 ) -> tuple[BoxMessage, ...]:
-    """Return which rank gives ``rank`` each part of what it is to have: itself where it can.
+    """Return the sender of each piece of the part of ``rank``: itself if it has the piece.
 
-    The other receivers of the same part ask other replicas, as far as there are some.
+    Receivers of the same part use different replicas of it, if there are several.
     """
     box = target.slices(shape, rank)
     own = None
@@ -125,7 +126,7 @@ def _copy_for(source: ShardingValue, target: ShardingValue, rank: int) -> dict[i
 def _parts_of(
     sharding: ShardingValue, shape: Sequence[int], box: Box
 ) -> Iterator[tuple[list[int], Box]]:
-    """Yield the parts of ``box`` that lie on different ranks, with the ranks' coordinates.
+    """Yield the pieces of ``box`` that different ranks hold, with the ranks' coordinates.
 
     Coordinates along mesh dims that do not split anything are 0.
     """
@@ -154,8 +155,9 @@ def spread(
     mesh_dims: Sequence[int],
     keep: Sequence[tuple[int, ...]],
 ) -> S:
-    """Return ``sharding``, with the array dims split as ``keep`` has them and nothing partial, and
-    ``mesh_dims`` splitting the array dim that has the longest parts.
+    """Return a sharding with the splits ``keep`` on the mesh of ``sharding``, nothing partial.
+
+    ``mesh_dims`` then split the array dim with the longest parts.
     """
     sizes = sharding.mesh.shape
     dims = [keep[d] if d < len(keep) else () for d in range(len(shape))]
@@ -171,7 +173,7 @@ def spread(
 def _at_home(
     source: ShardingValue, target: ShardingValue, shape: Sequence[int], itemsize: int
 ) -> int:
-    """Return the bytes of ``target`` that its ranks have in ``source`` already."""
+    """Return the bytes of ``target`` that its ranks already have in ``source``."""
     kept = 0
     small, large = sorted((source.mesh, target.mesh), key=lambda mesh: mesh.size())
     for place in range(small.size()):

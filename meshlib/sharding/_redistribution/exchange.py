@@ -32,24 +32,25 @@ from transport._communicators.base import Communicator
 from transport._operands.reduce_op import Flat, ReduceOp
 
 ROUND_BYTES = 4 << 20
-"""The approximate bytes that a rank sends to all others in a round. In smaller rounds the
-ranks wait for each other more often, which takes longer than the caches save.
+"""The approximate bytes that a rank sends to all others in a round.
+
+In smaller rounds, ranks would wait for each other more often, which costs more than caches save.
 """
 
 MOST_MEMBERS_IN_ROUNDS = 64
-"""Larger groups, few members of which are within a host, exchange all at once."""
+"""Larger groups exchange all parts in one round, because most members are on other hosts."""
 
 
 class StepCall(Protocol):
-    """This rank's part in one collective, or in several that make up one."""
+    """This rank's part in a collective, which may have several rounds."""
 
     elements: int
     """The call's number of elements, the same on all members (0: members differ)."""
 
     def prepare(self, local: Array, *, gaps: bool) -> int:
-        """Take this rank's array; return the number of rounds, the same on all members.
+        """Accept this rank's array; return the number of rounds, the same on all members.
 
-        On a GPU, and where the communicator takes arrays with ``gaps``, there is one.
+        It is 1 on a GPU, and if the communicator takes arrays with ``gaps``.
         """
         ...
 
@@ -62,21 +63,18 @@ class StepCall(Protocol):
         ...
 
     def unpack(self, number: int) -> Array:
-        """Put the received data of a round into place; return this rank's array after the step."""
+        """Copy a round's received data to its place; return this rank's array after the step."""
         ...
 
 
 class MemberBoxes:
-    """The parts of the global array that a step's members have before and after it.
-
-    What ``sender`` has for ``receiver`` (group ranks) is ``sends[sender][receiver]``.
-    """
+    """The parts of the global array that a step's members have before and after it."""
 
     def __init__(self, step: PlanStep, shape: tuple[int, ...], ranks: tuple[int, ...]) -> None:
         mesh = step.source.mesh
         self.before: list[Box] = []
         self.after: list[Box] = []
-        # Of equal parts a rank takes that of the member with its own coordinates.
+        # A rank receives from the replicas that have its own coordinates.
         replicated = [i for i in step.source.replicated_dims if i in step.mesh_dims]
         self._copies: list[tuple[int, ...]] = []
         for rank in ranks:
@@ -95,7 +93,7 @@ class MemberBoxes:
         return intersection(self.before[sender], self.after[receiver])
 
     def rounds(self, itemsize: int) -> int:
-        """Return how many rounds an exchange takes: 1 where all parts lie in one piece."""
+        """Return the number of rounds of an exchange: 1 if all parts are contiguous."""
         if itemsize not in self._rounds:
             self._rounds[itemsize] = self._count_rounds(itemsize)
         return self._rounds[itemsize]
@@ -106,18 +104,19 @@ class MemberBoxes:
             return 1
         most, scattered = 1, False
         for sender in range(size):
-            # A gather sends one thing to all.
             for receiver in range(size):
                 box = self.sent(sender, receiver)
                 if box is None or sender == receiver:
                     continue
-                leads = self._is_gather or _leads(box, self.before[sender])
-                scattered = scattered or not (leads and _leads(box, self.after[receiver]))
+                # A gather sends the sender's whole part.
+                from_one = self._is_gather or _is_contiguous(box, self.before[sender])
+                in_place = from_one and _is_contiguous(box, self.after[receiver])
+                scattered = scattered or not in_place
                 most = max(most, -(-(box[0].stop - box[0].start) // self.rows(box, itemsize)))
         return most if scattered else 1
 
     def rows(self, box: Box, itemsize: int) -> int:
-        """Return how many rows of dim 0 of a message travel in a round."""
+        """Return the number of rows (along dim 0) of a message that travel in a round."""
         others = 1 if self._is_gather else max(len(self.before) - 1, 1)
         row = prod(shape_of(box)[1:]) * itemsize
         return max(ROUND_BYTES // others // max(row, 1), 1)
@@ -130,9 +129,10 @@ def members_of(step: PlanStep, shape: tuple[int, ...], ranks: tuple[int, ...]) -
 
 
 class ExchangeCall:
-    """Every member has something for each: an all_to_all, or, of one thing for all, an all_gather.
+    """An all_to_all among the members, or an all_gather.
 
-    What stays on this rank is copied once: by a communicator that takes gaps, else past the call.
+    The part that stays on this rank is copied once: by a communicator that takes gaps, else by
+    ``prepare``.
     """
 
     def __init__(self, step: PlanStep, members: MemberBoxes, own: int) -> None:
@@ -171,7 +171,7 @@ class ExchangeCall:
         self._sources = [message.packed(number) for message in self._out]
         self._targets = [message.room(number) for message in self._in]
         if self._is_gather and not self._gaps:
-            # Its own place has been filled; the call wants one all the same.
+            # ``prepare`` has filled this rank's own place, but the call needs a target for it.
             self._targets[self._own] = self._sources[0]
 
     def call(self, communicator: Communicator, call: Call) -> None:
@@ -187,9 +187,9 @@ class ExchangeCall:
 
 
 class _PackedBox:
-    """One member's message to another: a part of an array, in rounds of ``rows``, or whole (0).
+    """A message between two members: a part of an array, in rounds of ``rows`` (0: in one round).
 
-    ``gaps``: it is for a communicator that takes it as it lies.
+    With ``gaps``, the communicator takes parts that are not contiguous.
     """
 
     __slots__ = ("_array", "_buffer", "_from_buffer", "_gaps", "_rows")
@@ -200,7 +200,7 @@ class _PackedBox:
         self._from_buffer: tuple[Array, Array] | None = None
 
     def packed(self, number: int) -> Flat:
-        """Return the data to send in a round, in one piece."""
+        """Return the data to send in a round, contiguous unless ``gaps``."""
         part = self._of(number)
         if part.flags.c_contiguous:
             return _flat(part)
@@ -211,7 +211,7 @@ class _PackedBox:
         return _flat(room)
 
     def room(self, number: int) -> Flat:
-        """Return the buffer for the data received in a round, in one piece."""
+        """Return the memory for the data received in a round, contiguous unless ``gaps``."""
         part = self._of(number)
         self._from_buffer = None
         if part.flags.c_contiguous:
@@ -223,7 +223,7 @@ class _PackedBox:
         return _flat(room)
 
     def place(self) -> None:
-        """Put the received data into its place, if ``room`` was not that place."""
+        """Copy the received data to its place, if ``room`` returned a buffer."""
         if self._from_buffer is not None:
             part, room = self._from_buffer
             part[...] = room
@@ -233,14 +233,14 @@ class _PackedBox:
         return self._array[number * rows : (number + 1) * rows] if rows else self._array
 
     def _room(self, part: Array) -> Array:
-        """Return memory of the shape of ``part``: the same in every round."""
-        if self._buffer is None:  # the first is the largest
+        """Return a buffer of the shape of ``part``, reused in every round."""
+        if self._buffer is None:  # the first round is the largest
             self._buffer = array_module(part).empty(part.size, part.dtype)
         return self._buffer[: part.size].reshape(part.shape)
 
 
 class ReductionCall:
-    """The members' arrays are reduced, and each has the result, or keeps a part of it."""
+    """A reduction of the members' arrays: an all_reduce, or with ``scatter`` a reduce_scatter."""
 
     def __init__(self, members: MemberBoxes, own: int, op: ReduceOp, scatter: bool) -> None:
         self._members, self._own, self._op, self._scatter = members, own, op, scatter
@@ -272,14 +272,14 @@ class ReductionCall:
         return self._result
 
 
-def _leads(box: Box, within: Box) -> bool:
-    """True if ``box`` lies in one piece in a C-ordered array that is ``within``."""
+def _is_contiguous(box: Box, within: Box) -> bool:
+    """True if ``box`` is contiguous in a C-ordered array that is the box ``within``."""
     inner, outer = shape_of(box), shape_of(within)
     split = [d for d in range(len(inner)) if inner[d] != outer[d]]
     return not split or prod(inner[: split[-1]]) == 1
 
 
 def _flat(array: Array) -> Flat:
-    """Return a C-contiguous array as the buffer that a communicator takes."""
-    # Without the adapter's checks: there are many rounds.
+    """Return a C-contiguous array as a flat buffer for a communicator."""
+    # Skips the adapter's checks, because there are many rounds.
     return array.reshape(-1) if type(array) is np.ndarray else flat_target(array).flat

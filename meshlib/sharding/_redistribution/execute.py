@@ -1,8 +1,8 @@
 """Executes a plan on this rank's part of an array. Nothing else in ``sharding`` communicates.
 
-An asynchronous call issues every collective of the plan at once. Each collective reads the result
-of the previous one when its turn comes. So all ranks issue them in one order, even if the program
-makes other calls meanwhile.
+An asynchronous call issues every collective of the plan at once. Each collective waits
+for the result of the previous one when it runs. So all ranks issue the collectives in one order,
+even if the program makes other calls meanwhile.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from transport._communicators.base import Communicator
 from transport._operands.reduce_op import ReduceOp
 
 Value = Callable[[], Array | None]
-"""Returns a rank's array after a step, or None on a rank outside the mesh; may wait for it."""
+"""A function that waits for a rank's array after a step; None on a rank outside the mesh."""
 
 _KINDS = {
     ALL_GATHER: Kind.ALL_GATHER,
@@ -68,7 +68,7 @@ _KINDS = {
     ALL_REDUCE: Kind.ALL_REDUCE,
 }
 _TAG = 0xD157A44A
-"""The tag of messages from one mesh to another, which have their own group."""
+"""The tag of messages from one mesh to another, on their own group."""
 
 
 def carry_out(plan: Plan, local: Array | None, finish: Callable[[Array | None], Any]) -> Any:
@@ -111,8 +111,8 @@ class _PlanExecution:
                 self.value = self._collectively(step, self.value)
         if plan.steps and all(step.is_local or _alone(step) for step in plan.steps):
             # The result is a view of the caller's array, so it is copied.
-            left = self.value
-            self.value = lambda: _copied(left())
+            last = self.value
+            self.value = lambda: _copied(last())
 
     def _coordinate(self, sharding: ShardingValue) -> list[int] | None:
         return sharding.mesh.coordinate_of(self._rank)
@@ -215,15 +215,15 @@ class _PlanExecution:
             return ReceivedMessage(None, group.ranks[place])
 
         works: list[Work[Any]] = []
-        away = [(Kind.RECV, receive, step.target, m) for m in received if m.peer != rank]
-        away += [(Kind.SEND, send, step.source, m) for m in sent if m.peer != rank]
-        if away:
+        remote = [(Kind.RECV, receive, step.target, m) for m in received if m.peer != rank]
+        remote += [(Kind.SEND, send, step.source, m) for m in sent if m.peer != rank]
+        if remote:
             meshes = (step.source.mesh, step.target.mesh)
             ranks = {mesh.rank_at(place) for mesh in meshes for place in range(mesh.size())}
-            # A derived group numbers its messages apart from a mesh of the same ranks.
+            # The derived group has its own message numbers, even for the ranks of another mesh.
             members = current_world().registry.group_for(sorted(ranks))
             group = derived_group(members, "redistribution", "redistribution")
-            for kind, move, sharding, message in away:
+            for kind, move, sharding, message in remote:
                 place = group.group_rank(message.peer)
                 spec = CallSpec(
                     kind,

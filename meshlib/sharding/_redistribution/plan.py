@@ -20,8 +20,8 @@ def plan(
 ) -> Plan:
     """Return the plan for an array of ``shape`` and ``dtype``; see ``Plan``.
 
-    Raises ValueError for a shape with fewer dims than either spec, and for different meshes one of
-    which is a slice of a larger mesh. Raises TypeError for a target that is not a Sharding.
+    Raises ValueError for a shape with fewer dims than either spec, and for two meshes if one is a
+    slice of a larger mesh. Raises TypeError for a target that is not a Sharding.
     """
     if not isinstance(target, ShardingValue):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"the target is {target!r}; expected a Sharding")

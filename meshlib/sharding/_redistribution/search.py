@@ -1,9 +1,9 @@
-"""The plan within a mesh: a cheapest path (Dijkstra 1959) through the shardings between two.
+"""The plan within a mesh: a cheapest path (Dijkstra 1959) in the graph of shardings.
 
 Each edge is one step. An exchange leads from any sharding to any other with the same partial dims.
 It is an all_to_all of the overlapping parts, over the mesh dims whose splits differ. It moves only
-missing data, so no path has fewer bytes. The search prefers gathers and moves along one array dim
-if they need no more bytes.
+missing data, so no path has fewer bytes. At equal bytes the search prefers gathers and moves along
+one array dim.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def steps_within(
                 continue
             total = (cost[0] + own[0], cost[1] + own[1], cost[2] + own[2], cost[3] + own[3])
             heappush(queue, (total, next(numbers), step.target, (*path, step)))
-    raise AssertionError(f"there is no way from {source} to {target}")
+    raise AssertionError(f"no path from {source} to {target}")
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class _Search:
         missing = self.missing(at)
         if missing is not None and at != self.target:
             dims = changed_dims(at, self.target)
-            # If no changed dim splits the target, all ranks along them get the same: an all-gather.
+            # If no changed dim splits the target, all ranks along these dims get the same data.
             split = {i for dim in self.target.dims for i in dim}
             kind = ALL_TO_ALL if split & set(dims) else ALL_GATHER
             step, cost = self._step(kind, at, self.target, dims, wire_bytes=missing)
@@ -108,7 +108,7 @@ class _Search:
         return step, (wire_bytes, 1, messages, 1)
 
     def _next(self, at: ShardingValue, array_dim: int) -> tuple[int, ...]:
-        """Return the mesh dims that still have to split ``array_dim``; () after a wrong split."""
+        """Return the mesh dims that must still split ``array_dim``; () if its split is wrong."""
         now, wanted = at.split_of(array_dim), self.target.split_of(array_dim)
         return wanted[len(now) :] if wanted[: len(now)] == now else ()
 

@@ -33,7 +33,8 @@ class PlanStep:
     element.
 
     The step goes over the mesh dims numbered ``mesh_dims``, and reduces with ``op``. All ranks
-    together receive ``wire_bytes`` from others; a ring's all_reduce receives 2 (n-1)/n times that.
+    together receive ``wire_bytes`` from others. For an all_reduce over n ranks, that is a ring's
+    2 (n-1)/n of the bytes which all ranks hold.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class PlanStep:
 
     @property
     def is_local(self) -> bool:
-        """True if it sends nothing."""
+        """True if the step sends nothing."""
         return self.kind in LOCAL
 
     @property
@@ -63,8 +64,8 @@ class PlanStep:
 class Plan:
     """A redistribution of an array of ``shape`` from ``source`` to ``target``, in ``steps``.
 
-    Of the sensible ways it is the one with the fewest bytes on the wire, then the fewest
-    collectives, then the fewest messages. It is arithmetic: the same on each rank, without a job.
+    Of the considered paths it has the fewest bytes on the wire, then the fewest collectives, then
+    the fewest messages. Every rank computes the same plan, without communication or a job.
     """
 
     source: ShardingValue
@@ -103,7 +104,7 @@ def held_bytes(sharding: ShardingValue, shape: Sequence[int], itemsize: int) -> 
 
 
 def held_in_both(a: ShardingValue, b: ShardingValue, shape: Sequence[int], itemsize: int) -> int:
-    """Return the bytes that ranks hold in both of two shardings of one mesh, all ranks together."""
+    """Return the bytes that a rank holds in both of two shardings of a mesh, summed over ranks."""
     dims = range(len(shape))
     left, right = ([s.split_of(i) for i in dims] for s in (a, b))
     return itemsize * shared_elements(shape, a.mesh.shape, left, right)

@@ -1,1 +1,1 @@
-"""NumPy's functions on DArrays; ``table`` has the list."""
+"""NumPy's functions on DArrays; ``table`` lists them."""

@@ -1,9 +1,9 @@
-"""Alignment of the operands of an operation: the one mechanism below all rules.
+"""Alignment of the operands of an operation, which all rules use.
 
 Each dim of each operand has a label. Dims with the same label correspond: they broadcast against
 each other, or have the same letter in ``einsum``. A label is split in the same way in all operands.
-A dim that an operand has whole is split without a message. Anything else is an error that says what
-to redistribute.
+If an operand's dim is not split, it is split locally, without a message. Anything else is an error
+that names the operand to redistribute.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def align(name: str, operands: Sequence[GlobalArray], labels: Sequence[Sequence[
 
 
 def one_mesh(name: str, operands: Sequence[GlobalArray]) -> DeviceMesh:
-    """Return the mesh that all ``operands`` are on; raise ShardingError when they are not."""
+    """Return the mesh that all ``operands`` are on; raise ShardingError if they differ."""
     mesh = operands[0].mesh
     for number, x in enumerate(operands[1:], 1):
         if x.mesh != mesh:
@@ -106,11 +106,13 @@ def stays_partial(x: GlobalArray, op: str, dtype: np.dtype[Any]) -> bool:
     return exact and x.dtype == dtype and all(own in ops for _, own in x.sharding.partial_dims)
 
 
-def together(operands: Sequence[GlobalArray], stay: bool) -> tuple[list[GlobalArray], PartialPairs]:
-    """Return the operands of one operation, and the partial dims of its result.
+def match_partial(
+    operands: Sequence[GlobalArray], stay: bool
+) -> tuple[list[GlobalArray], PartialPairs]:
+    """Return the operands with equal partial dims, and these partial dims.
 
-    Partial values stay if ``stay`` allows it and all operands have the same partial dims; otherwise
-    they are reduced.
+    Partial values stay if ``stay`` and all operands have the same partial dims; otherwise they are
+    reduced.
     """
     partial = operands[0].sharding.partial_dims
     if stay and all(x.sharding.partial_dims == partial for x in operands):

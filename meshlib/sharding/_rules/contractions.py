@@ -13,10 +13,10 @@ from meshlib.sharding._rules.align import (
     Label,
     align,
     belongs_nowhere,
+    match_partial,
     one_mesh,
     stays_partial,
     summed_as,
-    together,
 )
 
 
@@ -41,14 +41,14 @@ def contract(
                 lengths[label] = length
             elif length != known and not (length == 1 and label in repeated):
                 raise ValueError(
-                    f"{name}: shapes {[x.shape for x in operands]} do not fit: {known} and {length}"
-                    " are to run together"
+                    f"{name}: shapes {[x.shape for x in operands]} do not fit: corresponding dims"
+                    f" have lengths {known} and {length}"
                 )
     dtype = np.result_type(*(x.dtype for x in operands))
-    # Sums of one operand are made of its parts. Products are not: zero times infinity is not a
-    # number.
+    # Partial values of one operand are summed directly. Products reduce them first: a part may be
+    # infinite where another operand is zero.
     single = len(operands) == 1 and stays_partial(operands[0], "sum", dtype)
-    arrays, partial = together(operands, single)
+    arrays, partial = match_partial(operands, single)
     aligned = align(name, arrays, labels)
     summed = [i for label, split in aligned.splits.items() if label not in result for i in split]
     op, wide = summed_as("sum", dtype, bool(summed))
@@ -73,11 +73,11 @@ def matmul(a: Any, b: Any) -> GlobalArray:
 def dot(a: Any, b: Any) -> Any:
     """Return ``np.dot(a, b)``: as ``matmul`` for vectors and matrices, ``*`` for single values."""
     if np.ndim(a) == 0 or np.ndim(b) == 0:
-        # Unlike ``*``, it takes a Python number for one of NumPy's, with a dtype.
+        # Unlike ``*``, np.dot gives a Python number NumPy's default dtype.
         first, second = (x if isinstance(x, GlobalArray) else np.asarray(x) for x in (a, b))
         return np.multiply(first, second)
     if np.ndim(a) > 2 or np.ndim(b) > 2:
-        raise ShardingError("dot: of more than 2 dims it has no rule; use matmul or einsum")
+        raise ShardingError("dot: more than 2 dims have no rule; use matmul or einsum")
     return matmul(a, b)
 
 
@@ -95,12 +95,12 @@ def einsum(operands: Sequence[Any], optimize: Any = False) -> GlobalArray:
     labels = left.split(",")
     for x, own in zip(arrays, labels, strict=True):
         if len({*zip(own, x.shape, strict=True)}) > len({*own}):
-            raise ValueError(f"einsum: dims of {x!r} have one letter in {left!r} and other lengths")
+            raise ValueError(f"einsum: dims of {x!r} share a letter of {left!r} but not a length")
     if not arrow:
         letters = "".join(labels)
         right = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     whole = f"{left}->{right}"
-    # BLAS adds up the same products where both of two operands have what is summed over.
+    # BLAS sums the same products if both operands have all summed letters.
     summed = {*left} - {*right, ","}
     optimize = optimize or (len(labels) == 2 and all(summed <= {*own} for own in labels))
 
@@ -120,7 +120,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> GlobalArray:
         for x, own in zip((a, b), axes, strict=True)
     )
     if len(first) != len(second) or len({*first}) < len(first) or len({*second}) < len(second):
-        raise ValueError(f"tensordot: axes {axes}; expected as many of one operand, each once")
+        raise ValueError(f"tensordot: axes {axes}; expected as many of each operand, each once")
     left: list[Label] = [("a", i) for i in range(a.ndim)]
     right: list[Label] = [("b", j) for j in range(b.ndim)]
     for i, j in zip(first, second, strict=True):
@@ -134,7 +134,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> GlobalArray:
 
 
 def vdot(a: Any, b: Any) -> GlobalArray:
-    """Return the sum of the products of the elements of ``a``, conjugated, and ``b``."""
+    """Return the sum of ``conj(a) * b`` over all elements."""
     a, b = _arrays("vdot", (a, b))
     if a.shape != b.shape:
         a, b = np.ravel(a), np.ravel(b)

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshlib.sharding._global_array import GlobalArray, ShardingError
 from meshlib.sharding._local import array_module, as_array
-from meshlib.sharding._rules.align import align, check_plain, one_mesh, stays_partial, together
+from meshlib.sharding._rules.align import align, check_plain, match_partial, one_mesh, stays_partial
 
 _SUMS = frozenset({np.add, np.positive})
 _INTEGER_SUMS = _SUMS | {np.subtract, np.negative}
@@ -38,16 +38,16 @@ def elementwise(
         if not isinstance(x, GlobalArray):
             check_plain(name, x, mesh)
     # All ranks must raise if NumPy refuses one element, also ranks without elements.
-    ones = (_one(x) if isinstance(x, GlobalArray) else x for x in inputs)
+    ones = (_sample(x) if isinstance(x, GlobalArray) else x for x in inputs)
     with np.errstate(all="ignore"):
         made = function(*ones, **options)
     signed = isinstance(inputs[-1], GlobalArray) and inputs[-1].dtype.kind == "i"
     if function is np.power and signed and made.dtype.kind == "i":
         raise ShardingError(
-            "power: integers with signed exponents have no rule, as only the ranks that have a"
-            " negative one would raise; use astype on one of them"
+            "power: integers with signed exponents have no rule, because only ranks with a"
+            " negative exponent would raise; use astype on an operand"
         )
-    arrays, left = together(arrays, _of_parts(function, inputs, made, out))
+    arrays, left = match_partial(arrays, _of_parts(function, inputs, made, out))
     shape = np.broadcast_shapes(*(x.shape for x in arrays))
     labels = [range(len(shape) - x.ndim, len(shape)) for x in arrays]
     aligned = align(name, arrays, labels)
@@ -59,7 +59,7 @@ def elementwise(
             if not isinstance(one, GlobalArray) or one.sharding != sharding or one.shape != shape:
                 raise ShardingError(
                     f"{name}: the result is {shape} in {sharding}, but out is {one!r}; expected a"
-                    " DArray that lies so (without out, the result is a new one)"
+                    " DArray of that shape and sharding (without out, the result is a new one)"
                 )
         written = tuple(one.local for one in out)
         function(*locals_, **options, out=written if len(out) > 1 else written[0])
@@ -76,11 +76,11 @@ def _of_parts(
     made: Any,
     out: Sequence[Any] | None,
 ) -> bool:
-    """True if ``function`` of the parts of sums gives the parts of the sum, except for rounding.
+    """True if ``function`` of partial sums returns partial sums of the result, up to rounding.
 
-    The result has the dtype of ``made``. Integers wrap around in parts as in sums. A float's part
-    may be infinite or overflow where the sum does not, and zeros have signs: only sums stay in
-    parts, and multiples that do not grow.
+    The result has the dtype of ``made``. Integers wrap around alike in parts and in sums. A float's
+    part may overflow or be infinite although the sum is not, and zeros have signs. So for floats
+    only sums qualify, and multiples that do not grow.
     """
     if function not in _INTEGER_SUMS and function not in (np.multiply, np.true_divide):
         return False
@@ -98,6 +98,6 @@ def _of_parts(
     return of_parts and all(alike)
 
 
-def _one(x: GlobalArray) -> Any:
-    """Return an array of one element that stands for ``x``, or none where ``x`` has none."""
+def _sample(x: GlobalArray) -> Any:
+    """Return an array of one element of the dtype of ``x``, or of none if ``x`` is empty."""
     return array_module(x.local).ones(min(x.size, 1), x.dtype)

@@ -53,14 +53,14 @@ def reduce(
 ) -> GlobalArray:
     """Return ``a`` reduced over ``axis``, partial along the mesh dims that split it.
 
-    ``dtype`` is for sums and products, ``initial`` for the greatest and the least.
+    ``dtype`` is for sums and products, ``initial`` for max and min.
     """
     options = {} if dtype is None else {"dtype": dtype}
     options |= {} if initial is None else {"initial": initial}
     for name in options:
         if rule not in {"dtype": (SUM, PROD), "initial": (MAX, MIN)}[name]:
             raise ShardingError(f"{rule.function.__name__}: {name}= has no rule for DArrays")
-    # NumPy checks the axis and finds the dtype, on an array of one element, or none as here.
+    # NumPy checks the axis and finds the dtype, on an array of at most one element.
     one = np.ones([min(length, 1) for length in a.shape], a.dtype)
     wanted = rule.function(one, axis=axis, **options).dtype
     axes = _axes(a, axis)
@@ -68,7 +68,7 @@ def reduce(
     if wanted.kind == "c" and rule in (MAX, MIN) and split:
         raise ShardingError(
             f"{rule.function.__name__} of {a!r} over axis {axis}, which is split: complex numbers"
-            " have no order to reduce by; use full_array()"
+            " have no order for a reduction; use full_array()"
         )
     op, wide = summed_as(rule.op, wanted, bool(split))
     if not stays_partial(a, op, wanted):
@@ -77,7 +77,7 @@ def reduce(
     if wide != wanted:
         local, options = local.astype(wanted, copy=False), {"dtype": wide}
     if rule in (MAX, MIN) and initial is None and any(local.shape[d] == 0 for d in axes):
-        # This rank has nothing to compare, so what it has must not count.
+        # This rank has no elements to compare, so its value must be neutral.
         options["initial"] = _bounds(local.dtype)[0 if rule is MAX else 1]
     result = module.asarray(rule.function(local, axis=axes, keepdims=keepdims, **options))
     kept = [d for d in range(a.ndim) if keepdims or d not in axes]
@@ -91,8 +91,8 @@ def reduce(
 def mean(
     a: GlobalArray, axis: Axis = None, dtype: Any = None, keepdims: bool = False
 ) -> GlobalArray:
-    """Return the mean over ``axis``: the sum, divided by how many there are."""
-    np.mean(np.ones((1,) * a.ndim), axis)  # which checks the axis
+    """Return the mean over ``axis``: the sum divided by the number of elements."""
+    np.mean(np.ones((1,) * a.ndim), axis)  # checks the axis
     made = wide = a.dtype if dtype is None else np.dtype(dtype)
     if dtype is None and a.dtype.kind in "biu":
         made = wide = np.dtype(np.float64)
@@ -107,7 +107,7 @@ def var(
 ) -> GlobalArray:
     """Return the variance over ``axis``, via the mean."""
     if dtype is not None and np.dtype(dtype).kind in "biu":
-        raise ShardingError(f"var: dtype={np.dtype(dtype)} has no rule; expected a float's")
+        raise ShardingError(f"var: dtype={np.dtype(dtype)} has no rule; expected a float dtype")
     if dtype is None and a.dtype.kind in "biu":
         dtype = np.float64
     a = a.reduced()
@@ -124,11 +124,11 @@ def std(
 
 
 def norm(x: GlobalArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> GlobalArray:
-    """Return the root of the sum of squares, or, with ``ord=np.inf``, the greatest magnitude."""
-    np.linalg.norm(np.ones((1,) * x.ndim), ord, axis)  # which checks both
+    """Return the root of the sum of squares, or with ``ord=np.inf`` the greatest magnitude."""
+    np.linalg.norm(np.ones((1,) * x.ndim), ord, axis)  # checks ord and axis
     vectors = x.ndim == 1 if axis is None else not isinstance(axis, tuple)
     if x.dtype.kind in "biu":
-        x = x.astype(float)  # whose squares do not overflow
+        x = x.astype(float)  # squares of integers could overflow
     if ord == np.inf and vectors:
         return reduce(MAX, cast(GlobalArray, np.abs(x)), axis, keepdims=keepdims, initial=0)
     if not (ord is None or (ord == 2 and vectors)):
@@ -153,7 +153,7 @@ def _count(a: GlobalArray, axis: Axis) -> int:
 
 
 def _squares(x: GlobalArray, total: Callable[[Any], GlobalArray]) -> GlobalArray:
-    """Return the sum of the squared magnitudes, given how a real array's is made."""
+    """Return the sum of squared magnitudes; ``total`` computes it for real arrays."""
     return total(np.real(x)) + total(np.imag(x)) if x.dtype.kind == "c" else total(x)
 
 

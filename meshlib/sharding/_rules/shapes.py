@@ -11,15 +11,15 @@ import numpy as np
 
 from meshlib.sharding._global_array import A, GlobalArray, ShardingError
 from meshlib.sharding._local import array_module, dim_of
-from meshlib.sharding._rules.align import align, together
+from meshlib.sharding._rules.align import align, match_partial
 from meshlib.sharding._sharding import Sharding
 
 
 def moved(function: Callable[..., Any]) -> Callable[..., GlobalArray]:
-    """Return the rule of a function of NumPy's that moves whole dims, or adds some of length 1."""
+    """Return the rule of a NumPy function that moves whole dims, or adds dims of length 1."""
 
     def rule(a: GlobalArray, **options: Any) -> GlobalArray:
-        # NumPy checks the arguments, and moves dims whose lengths are their numbers, from 2.
+        # NumPy checks the arguments. Here dim d has length d + 2, which identifies it afterwards.
         numbered = np.broadcast_to(np.empty((), bool), range(2, a.ndim + 2))
         sources = [length - 2 for length in function(numbered, **options).shape]
         dims = [a.sharding.split_of(d) if d >= 0 else () for d in sources]
@@ -31,7 +31,7 @@ def moved(function: Callable[..., Any]) -> Callable[..., GlobalArray]:
 
 def squeeze(a: GlobalArray, axis: Any = None) -> GlobalArray:
     """Return ``a`` without dims of length 1: all of them, or those at ``axis``."""
-    np.squeeze(np.broadcast_to(np.empty((), bool), a.shape), axis)  # which checks the axis
+    np.squeeze(np.broadcast_to(np.empty((), bool), a.shape), axis)  # checks the axis
     if axis is None:
         gone = {d for d, length in enumerate(a.shape) if length == 1}
     else:
@@ -45,17 +45,17 @@ def squeeze(a: GlobalArray, axis: Any = None) -> GlobalArray:
 
 
 def reshape(a: GlobalArray, shape: Any, order: str = "C") -> GlobalArray:
-    """Return ``a`` in another ``shape``, where each part of it is a part of the result.
+    """Return ``a`` in another ``shape``, in which each rank's part must stay one part.
 
-    Dims that become one, or come of one, may be split in the outermost of them alone, and evenly.
+    Of dims that merge, or that one dim divides into, only the outermost may be split, evenly.
     """
     if order != "C":
-        raise ShardingError(f"reshape: order={order!r} has no rule; only C order has")
-    # NumPy checks the lengths, and finds the one that is left out.
+        raise ShardingError(f"reshape: order={order!r} has no rule; expected 'C'")
+    # NumPy checks the lengths, and infers a length of -1.
     wanted = np.broadcast_to(np.empty((), bool), a.shape).reshape(shape).shape
     dims: list[tuple[int, ...]] = [()] * len(wanted)
     for old_run, new_run in _runs(a.shape, wanted):
-        # Dims of length 1 come and go without changing where an element lies.
+        # Dims of length 1 do not affect the order of elements.
         first = next((d for d in old_run if a.shape[d] != 1), old_run[0] if old_run else None)
         into = next((k for k in new_run if wanted[k] != 1), new_run[0] if new_run else None)
         for d in old_run:
@@ -69,9 +69,9 @@ def reshape(a: GlobalArray, shape: Any, order: str = "C") -> GlobalArray:
                 dims[into] = split
             else:
                 raise ShardingError(
-                    f"reshape: {a!r} to {wanted}: dim {d} is split {n} ways, and the parts are not"
-                    f" parts of the result; redistribute it first so that dim {d} is not split,"
-                    f" such as to {_without(a, d)}"
+                    f"reshape: {a!r} to {wanted}: dim {d} is split {n} ways, and its parts are not"
+                    " parts of the result; redistribute it first, such as to"
+                    f" {_without(a, d)}"
                 )
     target = Sharding.of_positions(a.mesh, dims, a.sharding.partial_dims)
     local = a.local.reshape(target.local_shape(wanted))
@@ -84,16 +84,16 @@ def ravel(a: GlobalArray, order: str = "C") -> GlobalArray:
 
 
 def select(x: A, index: Any) -> A:
-    """Return ``x[index]``: integers, slices, None and an ellipsis, whole slices where it is split.
+    """Return ``x[index]``, a view, for integers, slices, None and an ellipsis.
 
-    The result has the memory of ``x``, as in NumPy.
+    A split dim needs a whole slice.
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     for entry in entries:
-        if not (entry is None or entry is ... or isinstance(entry, slice)) and _no_integer(entry):
+        if not (entry is None or entry is ... or isinstance(entry, slice)) and _not_integer(entry):
             raise ShardingError(
                 f"indexing with {entry!r} has no rule; expected integers, slices, None and ..."
-                " (full_array() has the whole of it)"
+                " (full_array() returns the whole array)"
             )
     # NumPy checks the index, and finds the shape.
     shape = np.broadcast_to(np.empty((), bool), x.shape)[index].shape
@@ -115,21 +115,21 @@ def select(x: A, index: Any) -> A:
             raise _split("indexing", x, d)
         if is_slice:
             dims.append(split)
-        # All of a dim is all of this rank's part of it.
+        # A whole slice selects all of this rank's part.
         here.append(slice(None) if is_whole else entry)
         d += 1
     return _like(x, x.local[(*here, ...)], dims, shape)
 
 
 def assign(x: GlobalArray, index: Any, value: Any) -> None:
-    """Do ``x[index] = value``, with a single value or a DArray that lies alike."""
+    """Assign a single value, or a DArray that needs no redistribution, to ``x[index]``."""
     if x.sharding.partial_dims:
         raise ShardingError(f"assigning to {x!r}, whose values are partial; use reduced() first")
     part = select(x, index)
     if isinstance(value, GlobalArray):
         value = value.reduced()
         entries = index if isinstance(index, tuple) else (index,)
-        element = not part.ndim and ... not in entries  # which NumPy sets to a single value alone
+        element = not part.ndim and ... not in entries  # NumPy needs a single value for it
         while value.ndim > part.ndim and value.shape[0] == 1 and not element:
             value = select(value, 0)
         pairs = zip(value.shape[::-1], part.shape[::-1], strict=False)
@@ -156,10 +156,10 @@ def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> GlobalArray:
     if axis is None:
         operands, axis = [ravel(x) for x in operands], 0
     dtype = np.result_type(*(x.dtype for x in operands))
-    operands, partial = together(operands, all(x.dtype == dtype for x in operands))
+    operands, partial = match_partial(operands, all(x.dtype == dtype for x in operands))
     ndim = operands[0].ndim
     if not ndim:
-        raise ValueError("concatenate: arrays without dims have none to be joined along")
+        raise ValueError("concatenate: arrays without dims cannot be joined")
     axis = dim_of(axis, ndim)
     labels: list[list[Any]] = []
     for number, x in enumerate(operands):
@@ -192,7 +192,7 @@ def _like(x: A, local: Any, dims: Sequence[tuple[int, ...]], shape: Sequence[int
     return type(x)(local, sharding, shape, x.dtype)
 
 
-def _no_integer(entry: Any) -> bool:
+def _not_integer(entry: Any) -> bool:
     if isinstance(entry, (bool, np.bool_)) or np.ndim(entry):
         return True
     try:
@@ -222,9 +222,9 @@ def _all_arrays(name: str, arrays: Sequence[Any]) -> list[GlobalArray]:
 
 
 def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the shortest runs of dims, of ``old`` and ``new``, that have equal products."""
+    """Pair the shortest runs of dims of ``old`` and ``new`` that have equal products."""
     if prod(old) == 0:
-        return _runs_of_nothing(old, new)
+        return _runs_of_empty(old, new)
     runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -242,8 +242,8 @@ def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[
     return runs
 
 
-def _runs_of_nothing(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The same for arrays without elements: dims that stay, and all others in one run."""
+def _runs_of_empty(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Pair the equal leading dims of empty arrays one by one, and all other dims in one run."""
     same = 0
     while same < min(len(old), len(new)) and old[same] == new[same]:
         same += 1

@@ -1,7 +1,7 @@
 """The table of rules: the NumPy functions that work on DArrays, and the rule of each.
 
-A rule's parameters are the list of arguments that it takes, named as NumPy names them. Others raise
-``ShardingError`` unless they have NumPy's default, as do functions that are not here.
+A rule's parameters are the arguments that it accepts, under NumPy's names. Other arguments raise
+``ShardingError`` unless they have NumPy's default. So do functions that are not in the table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from meshlib.sharding._rules import contractions, reductions, shapes
 from meshlib.sharding._rules.elementwise import call_ufunc, elementwise
 
 _INSTEAD = (
-    "has no rule for DArrays; use full_array(), or to_local() and DArray.from_local where each part"
-    " stands for itself"
+    "has no rule for DArrays; use full_array(), or to_local() and DArray.from_local if parts are"
+    " independent"
 )
 
 
 def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of an elementwise function, any argument of which may be an array."""
+    """Return the rule of an elementwise function, whose arguments may all be arrays."""
 
     def rule(out: Any = None, **arguments: Any) -> Any:
         def call(*values: Any, **options: Any) -> Any:
@@ -40,7 +40,7 @@ def _each(function: Callable[..., Any]) -> Callable[..., Any]:
 def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
     if x is None or y is None:
         raise ShardingError(
-            "where: without x and y it has no rule, as its length depends on values; use"
+            "where: without x and y it has no rule, because its length depends on values; use"
             " full_array()"
         )
     return elementwise("where", np.where, (condition, x, y))
@@ -77,7 +77,7 @@ def _attribute(name: str) -> Callable[[GlobalArray], Any]:
 def _reshape(
     a: GlobalArray, shape: Any = None, order: str = "C", newshape: Any = None
 ) -> GlobalArray:
-    # NumPy before 2.1 calls the shape so.
+    # NumPy before 2.1 names the shape ``newshape``.
     return shapes.reshape(a, newshape if shape is None else shape, order)
 
 
@@ -124,7 +124,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: _attribute("shape"),
     np.ndim: _attribute("ndim"),
     np.size: _attribute("size"),
-    # like another
+    # arrays like another
     np.zeros_like: partial(_full_like, fill_value=0),
     np.ones_like: partial(_full_like, fill_value=1),
     np.empty_like: _empty_like,
@@ -143,7 +143,7 @@ def apply_ufunc(
         if ufunc.signature is None:
             return call_ufunc(ufunc, inputs, kwargs)
     elif method == "reduce" and ufunc in reductions.OF_UFUNCS:
-        # ``reduce`` of a ufunc is over dim 0 unless told; np.sum and the others are over all.
+        # A ufunc's ``reduce`` is over dim 0 by default, np.sum over all dims.
         rule = partial(reductions.reduce, reductions.OF_UFUNCS[ufunc])
         return _ruled(f"np.{name}.reduce", rule, {"a": inputs[0], "axis": 0, **kwargs})
     shown = name if method == "__call__" else f"{name}.{method}"
@@ -159,7 +159,7 @@ def apply_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     parameters = _parameters(func, rule)
     try:
         given = parameters.bind(*args, **kwargs).arguments
-    except TypeError as error:  # of the rule's own list
+    except TypeError as error:  # of the rule's signature
         raise ShardingError(f"{name}: {error}; it {_INSTEAD}") from None
     for parameter in parameters.parameters.values():
         if parameter.kind is Parameter.VAR_KEYWORD:
@@ -170,7 +170,7 @@ def apply_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _ruled(name: str, rule: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Return ``rule`` of the arguments ``given``; raise ShardingError for one it does not take."""
+    """Return ``rule(**given)``; raise ShardingError for an argument that it does not accept."""
     taken = _parameters(rule, rule).parameters
     if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values()):
         for argument in given.keys() - taken.keys():

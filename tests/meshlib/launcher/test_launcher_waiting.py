@@ -134,7 +134,7 @@ def test_a_leader_whose_machine_is_busy_is_waited_for(follower):
 
 def test_another_program_behind_the_port_is_found_out(follower, monkeypatch):
     monkeypatch.setattr(agents_log, "HANDSHAKE_SECONDS", 0.5)
-    with pytest.raises(AuthenticationError, match="perhaps another program"):
+    with pytest.raises(AuthenticationError, match="perhaps a program other"):
         follower[0]._connect()
 
 

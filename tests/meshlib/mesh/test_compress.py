@@ -75,9 +75,9 @@ def test_a_config_says_it() -> None:
     [
         ("int4", "compress is 'int4'; expected one of 'bf16', 'fp8', 'int8'"),
         (8, "compress is 8; expected one of"),
-        ({"error_feedback": True}, "a table with format and maybe error_feedback"),
+        ({"error_feedback": True}, "a table with format and optionally error_feedback"),
         ({"format": "fp8", "error_feedback": 1}, "error_feedback is 1; expected True or False"),
-        ({"format": "fp8", "feedback": True}, "a table with format and maybe error_feedback"),
+        ({"format": "fp8", "feedback": True}, "a table with format and optionally error_feedback"),
     ],
 )
 def test_a_slip_is_told(value: Any, message: str) -> None:

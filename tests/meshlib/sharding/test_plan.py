@@ -152,7 +152,7 @@ def test_explain_prints_a_plan(capsys):
         (["--from", "dp"], "the following arguments are required: --to, --shape"),
         (["--from", "dq", "--to", "dp", "--shape", "8"], "'dq' is not there; expected one of dp"),
         (["--from", "dp,dp", "--to", "dp", "--shape", "8,8"], "'dp' of dp=2 twice"),
-        (["--from", "(dp", "--to", "dp", "--shape", "8"], "is not one; expected such as"),
+        (["--from", "(dp", "--to", "dp", "--shape", "8"], "is invalid; expected a mesh dim"),
         (["--from", "dp", "--to", "; mean: dp", "--shape", "8"], "'mean'"),
         (["--from", "dp", "--to", "dp", "--shape", "8;9"], "expected lengths"),
         (["--from", "dp", "--to", "dp", "--shape", "8", "--dtype", "f99"], "dtype 'f99'"),

@@ -93,7 +93,7 @@ def with_tcp(**changes: Any) -> dict[str, Any]:
             "alpha is 0, expected a positive number",
         ),
         (with_tcp(thresholds={"two": {}}), "'two'"),
-        (with_tcp(thresholds={"0": {}}), "by number of ranks, got 0"),
+        (with_tcp(thresholds={"0": {}}), "for 1 or more ranks, got 0"),
         (with_tcp(thresholds={"2": {"speed": 3}}), "'speed'"),
         (
             with_tcp(thresholds={"2": {"segment": 0}}),

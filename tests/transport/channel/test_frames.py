@@ -106,7 +106,7 @@ def test_what_no_machine_can_hold_is_refused(header, words):
 
 def test_the_end_of_a_stream_shows_whether_a_message_was_cut():
     whole = b"".join(pack(FIRST_KIND, 1, b"data"))
-    for data, words in ((whole, "it hung up$"), (whole[:-1], "in the middle of a frame")):
+    for data, words in ((whole, "it hung up$"), (whole[:-1], "within a frame")):
         sock, reader = Pieces(data, (1 << 20,)), FrameReader()
         reader.receive(sock)
         with pytest.raises(ConnectionResetError, match=words):

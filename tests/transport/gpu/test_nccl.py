@@ -170,7 +170,7 @@ def test_a_missing_member_is_named_at_the_deadline() -> None:
 
     def body(member: Member) -> None:
         if member.rank == 0:
-            late_text = "rank 1 to come|not all members have come|rank 1 has not entered"
+            late_text = "rank 1 to come|not all members made the call|rank 1 has not entered"
             with pytest.raises(CommunicatorTimeoutError, match=late_text) as late:
                 member.all_reduce(np.ones(3, np.float32), ReduceOp.SUM, timeout=0.3)
             assert late.value.peer == 1

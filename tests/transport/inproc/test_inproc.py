@@ -66,11 +66,11 @@ def test_a_store_of_several_processes_is_refused(tmp_path: Path) -> None:
 def test_a_rank_joins_once_until_everybody_has_left() -> None:
     store = HashStore()
     first, second = communicator(store, 0, 2), communicator(store, 1, 2)
-    with pytest.raises(ValueError, match=r"rank 0 of group 'g' has joined already"):
+    with pytest.raises(ValueError, match=r"rank 0 of group 'g' has already joined"):
         communicator(store, 0, 2)
     first.abort("and again")
     first.close()
-    with pytest.raises(ValueError, match="joined already"):
+    with pytest.raises(ValueError, match="already joined"):
         communicator(store, 0, 2)
     second.close()
 

@@ -71,7 +71,7 @@ def test_the_requirements_of_a_transport_hold_for_one_member_too(tmp_path: Path)
     elsewhere = pytest.raises(DistStoreError, match="expected a HashStore")
     with closing(FileStore(str(tmp_path / "store"))) as store, elsewhere:
         lookup("inproc").make(only_member(store))
-    with pytest.raises(DistBackendError, match="'mpi' was not there from the beginning"):
+    with pytest.raises(DistBackendError, match="'mpi' was not initialised with the job"):
         lookup("mpi").make(only_member())
     missing = BackendEntry("missing", "transport.missing:Communicator", ("cpu",))
     with pytest.raises(ModuleNotFoundError):

@@ -45,7 +45,7 @@ def test_what_is_no_update_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("offset", [60, 3, 2**64 - 8])
 def test_a_word_that_is_none_is_not_awaited(offset: int) -> None:
-    with pytest.raises(ValueError, match="is that of no word"):
+    with pytest.raises(ValueError, match="is not that of a word"):
         core.await_word(np.zeros(64, np.uint8), offset, 0)
 
 

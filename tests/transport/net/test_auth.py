@@ -118,7 +118,7 @@ def test_another_version() -> None:
 def test_silence(initiator: bool) -> None:
     found = against(lambda _: None, initiator=initiator, seconds=0.05)
     assert found is not None
-    assert "said nothing for 0.05 s" in found
+    assert "sent nothing for 0.05 s" in found
 
 
 def test_bytes_that_trickle() -> None:
@@ -141,11 +141,11 @@ def test_bytes_that_trickle() -> None:
 
     found = against(trickle, seconds=0.15)
     assert found is not None
-    assert "said nothing for 0.15 s" in found
+    assert "sent nothing for 0.15 s" in found
 
 
 @pytest.mark.parametrize(
-    ("sent", "message"), [(0, "hung up without a word"), (20, "the connection ended after 20 of")]
+    ("sent", "message"), [(0, "hung up before its hello"), (20, "the connection ended after 20 of")]
 )
 def test_an_end_in_the_middle(sent: int, message: str) -> None:
     def leave(sock: socket.socket) -> None:

@@ -173,7 +173,7 @@ def test_what_is_no_task_of_a_step_is_no_rank(variables: dict[str, str]) -> None
     "name", ["SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID"]
 )
 def test_half_of_a_tasks_variables(name: str) -> None:
-    with pytest.raises(LaunchEnvironmentError, match=f"SLURM_STEP_ID=0 and no {name}"):
+    with pytest.raises(LaunchEnvironmentError, match=f"SLURM_STEP_ID=0 but not {name}"):
         detect({**SLURM, name: ""})
 
 
@@ -208,7 +208,7 @@ class TestOverride:
 
     def test_an_engine_that_is_not_there(self) -> None:
         for find in (detect, lambda variables: list(detect_nodes(variables))):
-            with pytest.raises(LaunchEnvironmentError, match="openmpi, and Open MPI has not"):
+            with pytest.raises(LaunchEnvironmentError, match="openmpi, but Open MPI has not"):
                 find({**SLURM, "MESHLIB_LAUNCHER": "openmpi"})
 
     def test_an_unknown_engine(self) -> None:

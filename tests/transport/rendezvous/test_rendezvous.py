@@ -67,13 +67,13 @@ class TestUrls:
             ("tcp://h", 0, 1, "must be tcp://host:port, got 'tcp://h"),
             ("tcp://:80", 0, 1, "must be tcp://host:port"),
             ("tcp://h:0", 0, 1, "must be tcp://host:port"),
-            ("tcp://h:99999", 0, 1, "is no URL: Port out of range"),
+            ("tcp://h:99999", 0, 1, "is not a URL: Port out of range"),
             ("tcp://h:80", -1, 2, "rank is missing"),
             ("tcp://h:80", 1, -1, "world_size is missing"),
             ("tcp://h:80", 0, 0, "world_size must be at least 1, got 0"),
             ("tcp://h:80", 2, 2, "rank must be less than world_size=2, got 2"),
-            ("tcp://h:80", -2, 2, "rank must be >= 0, or -1 for not given; got -2"),
-            ("tcp://h:80?rank=1", 0, 2, "rank=0 was given, and rank=1 in"),
+            ("tcp://h:80", -2, 2, "rank must be >= 0, or -1 if not given; got -2"),
+            ("tcp://h:80?rank=1", 0, 2, "rank=0 contradicts rank=1 in"),
             ("tcp://h:80?rank=one", -1, 2, "rank must be a whole number >= 0, got 'one'"),
             ("tcp://[::1:80", 0, 1, "Invalid IPv6 URL"),
             ("tcp://224.1.1.1:80", 5, 5, "rank must be less than world_size=5"),
@@ -113,9 +113,9 @@ class TestHandlers:
         assert url == "mine://x?rank=1&world_size=2"
         assert others["timeout"] == 3.0
         assert others["colour"] == "red"
-        with pytest.raises(ValueError, match="'mine' is registered already"):
+        with pytest.raises(ValueError, match="'mine' is already registered"):
             register_rendezvous_handler("mine", handler)
-        with pytest.raises(ValueError, match="'tcp' is registered already"):
+        with pytest.raises(ValueError, match="'tcp' is already registered"):
             register_rendezvous_handler("tcp", handler)
         for scheme in (3, "", "two words", "a://"):
             with pytest.raises(ValueError, match="scheme must be a URL's scheme such as 'tcp'"):
@@ -177,7 +177,7 @@ class TestTcp:
         with meeting(url, range(2)):
             monkeypatch.setattr("os.getpid", lambda real=threading.get_native_id: real() + 10**6)
             with pytest.raises(
-                DistStoreError, match=r"no rank within .* rank 1 has joined already"
+                DistStoreError, match=r"no rank within .* rank 1 has already joined"
             ):
                 meet(url, 1, 2)
             monkeypatch.undo()
@@ -229,7 +229,7 @@ class TestFile:
         url = f"file://{tmp_path}/file"
         with (
             meeting(url, [-1] * 2),
-            pytest.raises(DistStoreError, match="world_size=2 processes have joined already"),
+            pytest.raises(DistStoreError, match="world_size=2 processes have already joined"),
         ):
             meet(url, -1, 2, timeout=0.2)
 

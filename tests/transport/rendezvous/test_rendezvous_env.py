@@ -106,7 +106,7 @@ class TestAlone:
         (record,) = caplog.records
         cause = "MESHLIB_LAUNCHER=none" if way == "env://" else "'solo://'"
         assert record.getMessage() == (
-            f"a world of one, as {cause} asks for: no other process takes part"
+            f"a world of one, requested by {cause}: no other process takes part"
         )
 
     @pytest.mark.parametrize("place", [(1, 1), (0, 2)])
@@ -129,7 +129,7 @@ class TestImpliedAddress:
             env.setenv(name, value)
 
     def test_a_secret_is_needed_and_the_command_is_named(self) -> None:
-        with pytest.raises(LaunchEnvironmentError, match=r"meet at 192.0.2.1.*`meshlib secret`"):
+        with pytest.raises(LaunchEnvironmentError, match=r"connect to 192.0.2.1.*`meshlib secret`"):
             meet("env://")
 
     def test_rank_0_has_to_be_there(self, env: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_the_address_that_is_given_is_published(monkeypatch) -> None:
 
 
 def test_the_error_names_rank_0_if_it_is_missing() -> None:
-    message = "rank 1 waited in Foreign for rank 0 to say where .*meshlib/store/1 has not come"
+    message = "rank 1 waited in Foreign for the address of rank 0's .*meshlib/store/1 has not come"
     with pytest.raises(DistStoreError, match=message):
         foreign_rendezvous(Foreign(seconds=0.05), 1, 2)
 

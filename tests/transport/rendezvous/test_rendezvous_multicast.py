@@ -100,7 +100,7 @@ def test_a_missing_process(url: str) -> None:
         return None
 
     text = with_growing_deadlines(attempt)
-    assert re.search(r"waited \d+(\.\d)? s for 2 processes; 1 have come", text)
+    assert re.search(r"waited \d+(\.\d)? s for 2 processes; 1 arrived", text)
 
 
 def test_ranks_that_do_not_fit(url: str) -> None:
@@ -132,7 +132,7 @@ def test_another_secret_is_another_job(url: str) -> None:
             return texts
         return None
 
-    assert all("1 have come" in text for text in with_growing_deadlines(attempt))
+    assert all("1 arrived" in text for text in with_growing_deadlines(attempt))
 
 
 @pytest.mark.processes
@@ -189,7 +189,7 @@ def test_no_way_to_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(19, "No such device")
 
     monkeypatch.setattr(socket.socket, "setsockopt", fail)
-    with pytest.raises(DistNetworkError, match=r"no way to the multicast group 224.1.1.1:80"):
+    with pytest.raises(DistNetworkError, match=r"no route to the multicast group 224.1.1.1:80"):
         MulticastSocket("224.1.1.1", 80, "g", None, None)
 
 

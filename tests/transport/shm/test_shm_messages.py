@@ -95,13 +95,13 @@ def test_what_does_not_fit_is_refused() -> None:
         sender.begin(b"abc", memoryview(b""), core.LOOK)
     sender.begin(packed(10), memoryview(bytes(10)), core.LOOK)
     accept(receiver)
-    with pytest.raises(ValueError, match="10 bytes are left, of 3"):
+    with pytest.raises(ValueError, match="10 bytes are left, but the buffer has 3"):
         receiver.take(memoryview(bytearray(3)), core.LOOK)
     with pytest.raises((TypeError, BufferError)):
         receiver.take(memoryview(bytes(10)), core.LOOK)
-    with pytest.raises(ValueError, match="no inbox of 3 members"):
+    with pytest.raises(ValueError, match="not an inbox of 3 members"):
         core.RingEnd(segment.mapping, 3, 1, 0, True)
-    with pytest.raises(ValueError, match="no inbox"):
+    with pytest.raises(ValueError, match="not an inbox"):
         core.RingEnd(bytearray(4096), 2, 1, 0, True)
     with pytest.raises(TypeError, match="RingEnds"):
         core.await_inbox(segment.mapping, (1,), 0, core.LOOK)
@@ -188,7 +188,7 @@ def test_a_sender_that_stops_in_the_middle_is_named_after_its_earlier_messages(
             with pytest.raises(Interrupted):
                 member.send(second, 1)
             gate.wait()
-            with pytest.raises(PeerLostError, match="broken off"):
+            with pytest.raises(PeerLostError, match="was interrupted"):
                 member.send(first, 1)
             gate.wait()
         else:
@@ -196,7 +196,7 @@ def test_a_sender_that_stops_in_the_middle_is_named_after_its_earlier_messages(
             got = np.zeros_like(first)
             member.recv(got, 0)
             assert np.array_equal(got, first)
-            with pytest.raises(PeerLostError, match="rank 0 broke off"):
+            with pytest.raises(PeerLostError, match="rank 0 interrupted"):
                 member.recv(second, 0)
             gate.wait()
 
@@ -254,7 +254,7 @@ def test_a_receiver_that_goes_to_sleep_as_its_sender_gives_up_learns_it() -> Non
         gate.wait()
         member.recv(np.ones(1), 0)
         mailbox._carry = carry
-        with pytest.raises(PeerLostError, match="rank 0 broke off"):
+        with pytest.raises(PeerLostError, match="rank 0 interrupted"):
             member.recv(np.ones(1), 0, timeout=LONG)
         gate.wait()
 

@@ -292,9 +292,9 @@ class TestConnection:
         monkeypatch.setattr("transport._store.tcp.store.HANDSHAKE_SECONDS", 0.1)
         with listen() as listener:
             host, port = listener.getsockname()
-            with pytest.raises(AuthenticationError, match=r"said nothing for 0\.1 s") as caught:
+            with pytest.raises(AuthenticationError, match=r"sent nothing for 0\.1 s") as caught:
                 TCPStore(host, port, timeout=SOON, secret=b"s")
-        assert "It accepted the connection: perhaps another program" in str(caught.value)
+        assert "It accepted the connection: perhaps a program other" in str(caught.value)
         assert f"{host}:{port}" in str(caught.value)
         assert not caught.value.refused
 

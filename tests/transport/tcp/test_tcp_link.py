@@ -189,7 +189,7 @@ def test_a_deadline_ends_a_send_and_half_a_frame_ends_the_link(both: bool) -> No
     with links() as (ours, theirs):
         data = payload(100_000_000)
         doomed = call(seconds=0.3)
-        with pytest.raises(CommunicatorTimeoutError, match="rank 1 took nothing"):
+        with pytest.raises(CommunicatorTimeoutError, match="rank 1 read nothing"):
             exchange(doomed, ours, data, ours, space(10)) if both else ours.send(doomed, data)
         with pytest.raises(CommunicatorAbortedError, match="middle of a frame"):
             ours.send(call(), payload(1))

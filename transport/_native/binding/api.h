@@ -1,4 +1,4 @@
-/* The interface of this module for C above it: the capsule `api`. Both are built together. */
+/* The interface of this module for other C modules: the capsule `api`. All are built together. */
 #pragma once
 #include "binding/group.h"
 #include "binding/ring.h"
@@ -7,7 +7,7 @@
 #define API_NAME API_MODULE ".api"
 
 typedef struct {
-    size_t size; /* of this struct: it differs between two modules that were not built together */
+    size_t size; /* of this struct: detects modules that were not built together */
     PyTypeObject *group_type, *fields_type, *ring_end_type;
     int (*export_array)(GroupObject *, PyObject *, int);
     int (*export_view)(PyObject *, int, Py_buffer *);

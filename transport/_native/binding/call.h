@@ -1,11 +1,11 @@
-/* The type CallFields: a call under way or over, with its header. */
+/* The type CallFields: a running or completed call, with its header. */
 #pragma once
 #include "core.h"
 
 /* transport/_calls/call.py */
 typedef struct {
     PyObject_HEAD
-    PyObject *packed; /* the header as bytes, made at the first use; before it NULL */
+    PyObject *packed; /* the header as bytes; NULL before the first use */
     PyObject *waiting_for, *completion, *rest, *error, *group, *label, *code;
     double issued, started, ended, seconds;
     long long nbytes;

@@ -1,4 +1,4 @@
-/* The type Group: calls of one member on memory that the members share. */
+/* The type Group: one member's calls on memory that all members share. */
 #include "binding/group.h"
 
 #include <structmember.h>
@@ -25,7 +25,7 @@ int dtype_of(const Py_buffer *view) {
 
 static int is_aligned(const Py_buffer *view) { return (uintptr_t)view->buf % (uintptr_t)view->itemsize == 0; }
 
-/* The runs of an array that does not lie in one piece: 1, or 0 where it does. */
+/* Find the runs of a non-contiguous array: 1, or 0 if it is contiguous. */
 static int find_strides(const Py_buffer *view, Strides *s) {
     s->dims = 0;
     s->run = (uint64_t)view->itemsize;
@@ -40,7 +40,7 @@ static int find_strides(const Py_buffer *view, Strides *s) {
         uint64_t count = (uint64_t)view->shape[outer];
         int64_t stride = view->strides[outer];
         int last = s->dims - 1;
-        if (last >= 0 && s->strides[last] == stride * (int64_t)count) { /* the two dims are one */
+        if (last >= 0 && s->strides[last] == stride * (int64_t)count) { /* merge the two dims */
             s->counts[last] *= count;
             s->strides[last] = stride;
             continue;
@@ -51,7 +51,7 @@ static int find_strides(const Py_buffer *view, Strides *s) {
     return s->dims > 0;
 }
 
-/* The place of a private array in this member's symmetric memory; 0: it is not there. */
+/* The place of an array in this member's symmetric memory; 0: it is private. */
 static uint64_t place_of(const Group *g, const Py_buffer *view) {
     for (int i = 0; i < g->arena_count; i++) {
         const Arena *a = &g->arenas[i];
@@ -103,7 +103,7 @@ static int take_arrays(GroupObject *o, PyObject *list, int flags, int most) {
     for (Py_ssize_t i = 0; !failed && i < count; i++) {
         PyObject *array = PySequence_Fast_GET_ITEM(fast, i);
         failed = PyObject_GetBuffer(array, &o->views[o->exported], flags);
-        if (failed && flags & PyBUF_FORMAT) { /* that of bfloat16 and the like has no format */
+        if (failed && flags & PyBUF_FORMAT) { /* bfloat16 arrays, for example, export no format */
             PyErr_Clear();
             failed = PyObject_GetBuffer(array, &o->views[o->exported], flags & ~PyBUF_FORMAT);
         }
@@ -113,7 +113,7 @@ static int take_arrays(GroupObject *o, PyObject *list, int flags, int most) {
     return failed ? -1 : 0;
 }
 
-/* The loops for what is reduced, where they can take all arrays. */
+/* The loops that reduce the exported arrays; NULL if the engine has none for them. */
 static const Loops *loops_for(const GroupObject *o, int op) {
     int dtype = dtype_of(&o->views[0]);
     for (int i = 0; i < o->exported; i++)
@@ -149,8 +149,8 @@ Status begin_call(GroupObject *o, const CallSpecification *what) {
 }
 
 Status carry_on(GroupObject *o) {
-    /* A thread that computes may keep the interpreter's lock for milliseconds, once it has it: not for the few
-     * microseconds that most waits take. */
+    /* Most waits take a few microseconds: keep the interpreter's lock, which a computing thread would
+     * hold for milliseconds. */
     if (o->sync && is_small(o)) {
         Status status = group_go_on(&o->group, GLANCE);
         if (status != AGAIN) return status;
@@ -158,14 +158,14 @@ Status carry_on(GroupObject *o) {
     return carry_on_free(o);
 }
 
-/* A method's result: a finished call releases its arrays. After AGAIN Python checks why it was woken. */
+/* A method's result. A finished call releases its arrays. After AGAIN, Python checks why the call was woken. */
 static PyObject *return_status(GroupObject *o, Status status) {
     if (status == DONE_ALL) release_arrays(o);
     if (status == AGAIN) o->group.wake_requested = 0;
     return PyLong_FromLong(status);
 }
 
-/* start(kind, root, call, inputs, outputs, op): op is its code, 0 where nothing is reduced. */
+/* start(kind, root, call, inputs, outputs, op): begin a call; `op` is a code, 0 without a reduction. */
 static PyObject *group_start(GroupObject *o, PyObject *const *args, Py_ssize_t count) {
     if (count != 6 || !PyObject_TypeCheck(args[2], fields_type)) {
         PyErr_SetString(PyExc_TypeError, "expected a kind, a root, a call, inputs, outputs, and an op");
@@ -176,7 +176,7 @@ static PyObject *group_start(GroupObject *o, PyObject *const *args, Py_ssize_t c
     if (PyErr_Occurred()) return NULL;
     CallSpecification what = {.kind = (int)kind, .root = (int)root, .reduces = op != 0, .header = call->header};
     what.count = group_arrays(o->group.size, o->group.rank, what.kind, what.root, &what.inputs);
-    if (what.count < 0) return PyErr_Format(PyExc_ValueError, "kind %ld with root %ld is no call", kind, root);
+    if (what.count < 0) return PyErr_Format(PyExc_ValueError, "kind %ld with root %ld is not a call", kind, root);
     release_arrays(o);
     int flags = op ? PyBUF_FORMAT | PyBUF_ND : PyBUF_STRIDES;
     int inputs = take_arrays(o, args[3], flags, what.inputs), exported = o->exported;
@@ -201,7 +201,7 @@ static PyObject *group_stop(GroupObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* parts(): what the caller is to reduce, by member, and into what. Valid until the call is carried on. */
+/* parts(): each member's operand and the output of the reduction that the caller does. Valid until go_on(). */
 static PyObject *group_parts(GroupObject *o, PyObject *Py_UNUSED(none)) {
     const Group *g = &o->group;
     PyObject *parts = PyList_New(g->size);
@@ -217,7 +217,7 @@ static PyObject *group_parts(GroupObject *o, PyObject *Py_UNUSED(none)) {
     return NULL;
 }
 
-/* problem(): why the call cannot go on: its kind, the member, both headers, what was found, what was wanted. */
+/* problem(): why the call failed: (trouble, member, own header, its header, found value, wanted value). */
 static PyObject *group_problem(GroupObject *o, PyObject *Py_UNUSED(none)) {
     const Problem *p = &o->group.problem;
     return Py_BuildValue("iiy#y#KK", p->trouble, p->peer, (const char *)&p->ours, (Py_ssize_t)HEADER_BYTES,
@@ -230,7 +230,7 @@ static PyObject *group_wake_all(GroupObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* lay_out(segments): set where symmetric memory lies: numbers, memory, and bytes a member. */
+/* lay_out(segments): set the segments of symmetric memory: (number, address, bytes per member) each. */
 static PyObject *group_lay_out(GroupObject *o, PyObject *list) {
     if (!PyList_Check(list)) {
         PyErr_SetString(PyExc_TypeError, "expected a list of segments");
@@ -287,11 +287,11 @@ static int group_init(GroupObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs
         PyErr_NoMemory();
         return -1;
     }
-    if (opened) PyErr_Format(PyExc_ValueError, "memory of %zd bytes has another layout than this version's", o->memory.len);
+    if (opened) PyErr_Format(PyExc_ValueError, "memory of %zd bytes has another version's layout", o->memory.len);
     return opened;
 }
 
-/* A mapping refers to nothing. */
+/* Group takes no part in cyclic garbage collection: a mapping refers to no other object. */
 static void group_dealloc(GroupObject *o) {
     PyTypeObject *type = Py_TYPE(o);
     release_arrays(o);

@@ -1,9 +1,9 @@
-/* The type RingEnd: one end of a ring of messages. And functions on a whole inbox. */
+/* The type RingEnd: one end of a ring of messages; and functions on an inbox. */
 #include "binding/ring.h"
 
 #include <structmember.h>
 
-#define HELD_BYTES (16 << 10) /* more than that is moved without the interpreter's lock */
+#define HELD_BYTES (16 << 10) /* more bytes are moved without the interpreter's lock */
 
 PyTypeObject *ring_end_type;
 
@@ -13,11 +13,12 @@ typedef Status (*Move)(Ring *r, char *data, uint64_t size, Mode mode);
 
 static Status write_more(Ring *r, char *data, uint64_t size, Mode mode) { return ring_write(r, data, size, mode); }
 
-/* Move the rest of a message: without the interpreter's lock where that takes a while. */
+/* Move the rest of a message, without the interpreter's lock if it is large or has to wait. */
 static PyObject *move(RingObject *o, Move function, const Py_buffer *data, int mode) {
     Ring *r = &o->ring;
     if (r->left > (uint64_t)data->len)
-        return PyErr_Format(PyExc_ValueError, "%llu bytes are left, of %zd", (unsigned long long)r->left, data->len);
+        return PyErr_Format(PyExc_ValueError, "%llu bytes are left, but the buffer has %zd", (unsigned long long)r->left,
+                            data->len);
     Status status = AGAIN;
     if (r->left <= HELD_BYTES) status = function(r, data->buf, (uint64_t)data->len, mode < GLANCE ? (Mode)mode : GLANCE);
     if (status == AGAIN && (mode > GLANCE || r->left > HELD_BYTES)) {
@@ -28,7 +29,7 @@ static PyObject *move(RingObject *o, Move function, const Py_buffer *data, int m
     return PyLong_FromLong(status);
 }
 
-/* begin(packed, data, mode): a status; the message has begun where `left` is not 0, or it is done. */
+/* begin(packed, data, mode): begin a message; return a status. After AGAIN, it has begun if `left` is not 0. */
 static PyObject *end_begin(RingObject *o, PyObject *args) {
     Py_buffer packed, data;
     int mode;
@@ -83,7 +84,7 @@ int send_now(RingObject *o, const Header *header, const Py_buffer *data) {
     return status == DONE_ALL;
 }
 
-/* Begin to take the next message if it is the expected one: 0: nothing has happened. */
+/* Accept the next message if it is the expected one: 1, or 0 without an effect. */
 static int accept_if(Ring *r, const Header *expected, uint64_t size) {
     Head head;
     if (ring_peek(r, &head) != DONE_ALL || head.size != size || head.header.extra != expected->extra ||
@@ -93,7 +94,7 @@ static int accept_if(Ring *r, const Header *expected, uint64_t size) {
     return 1;
 }
 
-/* Let others use an end again, unless a message is half received: that is for Python. */
+/* Stop using an end, unless it has a partly received message, which Python completes. */
 static void give_back(RingObject *o, int lent) {
     int in_use = IN_USE;
     if (!o->ring.left) atomic_compare_exchange_strong(&o->lent, &in_use, lent);
@@ -112,7 +113,7 @@ int receive_now(RingObject *o, const Header *expected, const Py_buffer *into) {
     return done;
 }
 
-/* Wait until something has arrived: 0 where Python has to look. */
+/* Wait for a message: 1, or 0 if Python has to check signals, deadlines and peers first. */
 static int await_message(RingObject *o) {
     Ring *r = &o->ring, *const rings[] = {r};
     char *memory = o->memory.buf;
@@ -134,14 +135,14 @@ Status receive_lent(RingObject *o, const Header *expected, char *into, uint64_t 
 
 /* ------------------------------------------------------------------ the receiver */
 
-/* peek(): the header, packed, and the size of the next message, which is there; None: it is damaged. */
+/* peek(): return the packed header and the size of the next message, which has arrived; None if it is damaged. */
 static PyObject *end_peek(RingObject *o, PyObject *Py_UNUSED(none)) {
     Head head;
     if (ring_peek(&o->ring, &head) != DONE_ALL) Py_RETURN_NONE;
     return Py_BuildValue("y#K", (const char *)&head.header, (Py_ssize_t)HEADER_BYTES, (unsigned long long)head.size);
 }
 
-/* accept(size): begin to take the message that peek has shown. */
+/* accept(size): begin to receive the message that peek() returned. */
 static PyObject *end_accept(RingObject *o, PyObject *size) {
     unsigned long long nbytes = PyLong_AsUnsignedLongLong(size);
     if (PyErr_Occurred()) return NULL;
@@ -149,8 +150,8 @@ static PyObject *end_accept(RingObject *o, PyObject *size) {
     Py_RETURN_NONE;
 }
 
-/* meet(into, known, tag, dtype): for a receive that is the only one. Wait for the next message for a moment, and take
- * it if it is the one; else `position` is where it was. */
+/* meet(into, known, tag, dtype): for the only posted receive. Wait a moment for the next message, and receive it if it
+ * matches; else `position` does not change. */
 static PyObject *end_meet(RingObject *o, PyObject *args) {
     Py_buffer into;
     unsigned long long known;
@@ -194,7 +195,7 @@ static PyObject *end_wake_sender(RingObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* lend(): let code without the interpreter's lock use this end until Python takes it back, or looks at what is pending. */
+/* lend(): let code without the interpreter's lock use this end, until take_back() or a read of `pending`. */
 static PyObject *end_lend(RingObject *o, PyObject *Py_UNUSED(none)) {
     o->lent = LENT;
     Py_RETURN_NONE;
@@ -205,7 +206,7 @@ static PyObject *end_take_back(RingObject *o, PyObject *Py_UNUSED(none)) {
     Py_RETURN_NONE;
 }
 
-/* has_begun(into): whether a message is half received there, in an end that is in use. */
+/* has_begun(into): True if lent code has received a part of a message into `into`. */
 static PyObject *end_has_begun(RingObject *o, PyObject *into) {
     Py_buffer view;
     if (PyObject_GetBuffer(into, &view, PyBUF_WRITABLE)) return NULL;
@@ -214,7 +215,7 @@ static PyObject *end_has_begun(RingObject *o, PyObject *into) {
     return PyBool_FromLong(begun);
 }
 
-/* True if this is still in use after Python has taken back what it lent. */
+/* Take the end back; return whether it is in use, and so cannot be taken back. */
 static int is_in_use(RingObject *o) {
     int lent = LENT;
     atomic_compare_exchange_strong(&o->lent, &lent, KEPT);
@@ -232,7 +233,7 @@ static PyObject *get_broken(RingObject *o, void *Py_UNUSED(closure)) { return Py
 
 static int is_inbox(const Py_buffer *memory) {
     if (memory->len >= 4096) return 1;
-    PyErr_Format(PyExc_ValueError, "%zd bytes are no inbox", memory->len);
+    PyErr_Format(PyExc_ValueError, "%zd bytes are too few for an inbox", memory->len);
     return 0;
 }
 
@@ -303,7 +304,7 @@ PyObject *measure_inbox(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* ------------------------------------------------------------------ the type */
 
-/* RingEnd(memory, size, sender, member, may_spin): `member` of `size` has this end of the ring of `sender`. */
+/* RingEnd(memory, size, sender, member, may_spin): the end that `member` of `size` has in the ring of `sender`. */
 static int end_init(RingObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *memory;
     int size, sender, member, may_spin;
@@ -316,7 +317,7 @@ static int end_init(RingObject *o, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
         return -1;
     int opened = ring_open(&o->ring, o->memory.buf, (uint64_t)o->memory.len, size, sender, member, may_spin);
     if (opened >= 0) return refused(opened) ? -1 : 0;
-    PyErr_Format(PyExc_ValueError, "memory of %zd bytes is no inbox of %d members", o->memory.len, size);
+    PyErr_Format(PyExc_ValueError, "memory of %zd bytes is not an inbox of %d members", o->memory.len, size);
     return -1;
 }
 

@@ -2,18 +2,18 @@
 #include "core.h"
 #include "engine/kernels/update.h"
 
-#define HELD_BYTES 1024 /* more than that is updated without the interpreter's lock */
+#define HELD_BYTES 1024 /* more bytes are updated without the interpreter's lock */
 #define MOST_ITEMSIZE 8
 
-/* The word at `offset` of a window's memory, NULL with an exception if there is none. */
+/* The word at `offset` of a window's memory; NULL with an exception if the offset is invalid. */
 static Word *word_of(const Py_buffer *memory, unsigned long long offset) {
     if (memory->len >= (Py_ssize_t)sizeof(Word) && offset <= (uint64_t)memory->len - sizeof(Word) && offset % sizeof(Word) == 0)
         return (Word *)(void *)((char *)memory->buf + offset);
-    PyErr_Format(PyExc_ValueError, "offset %llu is that of no word of %zd bytes", offset, memory->len);
+    PyErr_Format(PyExc_ValueError, "offset %llu is not that of a word in %zd bytes", offset, memory->len);
     return NULL;
 }
 
-/* update_window(memory, offset, itemsize, dtype, op, values, expected, wakes): the bytes that were there. */
+/* update_window(memory, offset, itemsize, dtype, op, values, expected, wakes): return the previous bytes. */
 PyObject *update_window(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer memory, values, expected;
     unsigned long long offset;
@@ -25,7 +25,7 @@ PyObject *update_window(PyObject *Py_UNUSED(module), PyObject *args) {
     int sized = itemsize > 0 && itemsize <= MOST_ITEMSIZE && nbytes % width == 0;
     if (!sized || offset > whole || nbytes > whole - offset || ((uint64_t)(uintptr_t)memory.buf + offset) % width ||
         (op == REPLACE_IF && expected.len != values.len)) {
-        PyErr_Format(PyExc_ValueError, "%zd bytes at %llu are no elements of %zd bytes", values.len, offset, memory.len);
+        PyErr_Format(PyExc_ValueError, "%zd bytes at %llu are not elements of %zd bytes", values.len, offset, memory.len);
     } else if ((before = PyBytes_FromStringAndSize(NULL, values.len))) {
         char *at = (char *)memory.buf + offset, *into = PyBytes_AS_STRING(before);
         uint64_t count = nbytes / width;
@@ -59,7 +59,7 @@ static int changed(const void *what) {
     return look_at(change->word) != change->seen;
 }
 
-/* await_word(memory, offset, seen): the value of a word, once its lower half differs from that of `seen`, or after
+/* await_word(memory, offset, seen): return the value of a word once its lower half differs from that of `seen`, or after
  * SLICE_SECONDS. */
 PyObject *await_word(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer memory;
@@ -82,7 +82,7 @@ PyObject *await_word(PyObject *Py_UNUSED(module), PyObject *args) {
     return value;
 }
 
-/* fence(): what this member wrote is seen before what it writes from now on. */
+/* fence(): make this member's earlier writes visible before its later ones. */
 PyObject *fence(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
     atomic_thread_fence(memory_order_seq_cst);
     Py_RETURN_NONE;

@@ -1,12 +1,12 @@
-/* Arrays are cut into chunks, of which one after the other goes through the members' blocks. A block has room for
- * a chunk of one array, or for one for each reader: its shares. Data in symmetric memory is not staged: the others
- * read it there. Where all that a member reads lies so, nothing goes through blocks, and chunks are longer.
+/* Arrays are cut into chunks, which pass through the members' blocks one after the other. A block holds a chunk of one
+ * array, or a share for each reader. Data in symmetric memory is not staged: the other members read it directly. If
+ * that is true of all of a call's data, chunks are longer.
  */
 #include "engine/chunks.h"
 
 #include <string.h>
 
-enum { PLACED, CHUNKS, LISTS }; /* what notes begin with; then by member: bytes sent, bytes expected, places */
+enum { PLACED, CHUNKS, LISTS }; /* the start of notes; then lists by member: bytes sent, bytes expected, places */
 
 #define MAX_REDUCED (256 << 10) /* bytes that the caller reduces at a time */
 
@@ -16,7 +16,7 @@ static int has_many_inputs(const Call *c) {
 static int has_many_outputs(const Call *c) {
     return c->kind == ALL_TO_ALL || c->kind == ALL_GATHER || c->kind == GATHER;
 }
-/* True if all members know all sizes before they meet: they are in the header. */
+/* True if the header contains all sizes, so that members know them before they meet. */
 static int sizes_are_known(const Call *c) {
     return c->kind == BROADCAST || c->kind == REDUCE || c->kind == ALL_REDUCE;
 }
@@ -66,7 +66,7 @@ uint64_t staged_bytes(Group *g) {
     return c->chunks > 1 ? c->chunk_bytes : g->arrays[0].nbytes;
 }
 
-/* ------------------------------------------------------------------ where everything is */
+/* ------------------------------------------------------------------ addresses */
 
 typedef struct {
     uint64_t low, high; /* in bytes of an array */
@@ -94,7 +94,7 @@ static char *theirs(const Group *g, int peer, uint64_t chunk, uint64_t low) {
     return g->places[peer] ? g->places[peer] + low : in_block(g, peer, g->rank, chunk, low);
 }
 
-/* `nbytes` at a place that a member has named, in its symmetric memory: NULL where it has no such memory. */
+/* The address of `nbytes` at a place in a member's symmetric memory; NULL if the place is invalid. */
 static char *resolve(const Group *g, uint64_t place, int member, uint64_t nbytes) {
     uint64_t number = (place - 1) >> PLACE_BITS, offset = (place - 1) & ((UINT64_C(1) << PLACE_BITS) - 1);
     for (int i = 0; i < g->arena_count; i++) {
@@ -124,7 +124,7 @@ void note_sizes(Group *g) {
     }
 }
 
-/* The sizes that a sender has noted, of which the place is returned in *place. */
+/* Compare the sizes in a sender's notes: 1, or 0 with a problem. *place is that of the sender's data. */
 static int compare_with(Group *g, int peer, uint64_t expected, uint64_t *place) {
     Call *c = &g->call;
     const uint64_t *notes = notes_of(g, peer), *list = notes + LISTS + g->rank;
@@ -164,8 +164,7 @@ int compare_sizes(Group *g) {
 
 /* ------------------------------------------------------------------ copying */
 
-/* Parts with gaps lie side by side: a run of each in turn is the order of the memory, in which the processor
- * foresees what is read next. */
+/* Interleaved parts: copying a run of each in turn follows the order of memory, which the processor prefetches. */
 static void stage_in_turn(Group *g, uint64_t chunk) {
     Cursor *to = g->cursors, *from = g->cursors + g->size;
     int readers[MAX_MEMBERS], count = 0;
@@ -197,7 +196,7 @@ static void stage_for(Group *g, const Array *array, int reader, uint64_t chunk) 
     uint64_t size = piece.high - piece.low;
     if (!size) return;
     char *into = in_block(g, g->rank, reader, chunk, piece.low);
-    /* Data that all members get is in the cache now: the best time to copy it for oneself. */
+    /* Data for all members is in the cache now, so copy this member's own as well. */
     char *own = c->along ? g->arrays[c->inputs + g->rank].data : NULL;
     Also also = {own && own != array->data ? own + piece.low : NULL, c->copy};
     Source source = {array->strides ? array->data : array->data + piece.low, array->strides, piece.low};
@@ -209,7 +208,7 @@ void stage(Group *g, uint64_t chunk) {
     if (c->in_place) return;
     int has_gaps = 0;
     for (int i = 0; i < c->inputs; i++) has_gaps |= g->arrays[i].strides != NULL;
-    if (has_gaps && has_many_inputs(c) && g->size > 2 && chunk) { /* the first shows how it is best written */
+    if (has_gaps && has_many_inputs(c) && g->size > 2 && chunk) { /* stage_for measures on the first chunk */
         stage_in_turn(g, chunk);
         return;
     }
@@ -248,7 +247,7 @@ static void take_from(Group *g, const Array *array, int peer, uint64_t chunk, Cu
 }
 
 void take(Group *g, uint64_t chunk) {
-    for (int i = 1; i < g->size; i++) { /* not all from one at a time */
+    for (int i = 1; i < g->size; i++) { /* members begin with different peers */
         int peer = (g->rank + i) % g->size;
         const Array *array = expected_from(g, peer);
         if (array) take_from(g, array, peer, chunk, WHOLE);
@@ -274,7 +273,7 @@ void begin_reduce(Group *g, int into, uint64_t chunk, Cut cut) {
     g->part_bytes = 0;
 }
 
-/* An all_reduce of more than fits goes back to where the parts of it came from. */
+/* Write a share's result of an all_reduce back to the places of its operands. */
 static void return_result(Group *g, char *result, uint64_t low, uint64_t size) {
     for (int member = 0; member < g->size; member++)
         if (member != g->rank) copy_bytes(theirs(g, member, g->call.chunk, low), result, size);
@@ -283,7 +282,7 @@ static void return_result(Group *g, char *result, uint64_t low, uint64_t size) {
 int reduce_on(Group *g) {
     Call *c = &g->call;
     int returns = c->kind == ALL_REDUCE;
-    if (g->part_bytes) { /* which the caller has reduced */
+    if (g->part_bytes) { /* the caller has reduced these */
         if (returns) return_result(g, g->out, c->at, g->part_bytes);
         c->at += g->part_bytes;
         g->part_bytes = 0;
@@ -291,7 +290,7 @@ int reduce_on(Group *g) {
     if (c->at == c->high) return 1;
     const char *own = g->arrays[has_many_inputs(c) ? g->rank : 0].data;
     int pair = c->loops && returns && g->size == 2;
-    /* The result of a reduction is copied while it is near. */
+    /* return_result copies a result while it is in the cache. */
     uint64_t most = !c->loops ? MAX_REDUCED : pair || !returns ? UINT64_MAX : 4096;
     while (c->at < c->high) {
         uint64_t size = least(c->high - c->at, most);

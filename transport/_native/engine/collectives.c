@@ -1,27 +1,27 @@
-/* The collectives, a function for each way that data goes. A function returns where it has to wait. Called again, it
- * goes on there. The call keeps the function's state, since its variables are gone then.
+/* The collectives: one function per pattern of data movement. A function returns when it has to wait. Called again, it
+ * continues there. Its state is in the call, because local variables do not survive a return.
  *
- * Exchanges: every member has something for every other one. Each notes its sizes and stages the first chunk. All
- * meet. Then each stages a chunk ahead of the one it takes.
+ * Exchanges: every member has data for every other one. Each notes its sizes and stages the first chunk. All meet.
+ * Then each stages one chunk ahead of the chunk that it copies out.
  *
- * From a root or to it: senders stage a chunk at a time, as many ahead as they have blocks. Receivers publish each
- * chunk that they have taken. A sender meets its receivers in its second chunk at the latest. So it leaves a call of
- * one chunk without waiting.
+ * From or to a root: senders stage ahead as many chunks as they have blocks. Receivers publish each chunk that they
+ * have copied out. Except in a broadcast, a sender meets its receivers before its second chunk. It leaves a call of one
+ * chunk without waiting.
  *
- * An all_reduce of many bytes: each member stages the other members' shares of each chunk. It reduces its own share
- * out of all other blocks and its own array. It writes the result to its array, and back to where the share was
- * staged. Then every member takes the other results out of its own block. So two members pass a place in a block
- * back and forth, and each reads it before writing it: processors are slower to write what another has only read.
+ * A large all_reduce: each member stages the other members' shares of each chunk. It reduces its own share from all
+ * other blocks and its own array. It writes the result to its array, and back to where the share was staged. Then
+ * every member copies the other results out of its own block. So two members alternate on each place in a block, and
+ * each reads it before it writes it: processors are slower to write a line that another has only read.
  */
 #include "engine/chunks.h"
 
-/* The function is at this line until the condition holds; what it returns until then is `stopped`. */
+/* The function continues at this line until the condition holds, and returns stopped() until then. */
 #define RESUME switch (c->line) { case 0:
 #define HERE c->line = __LINE__; __attribute__((fallthrough)); case __LINE__:
 #define WAIT_UNTIL(CONDITION) HERE if (!(CONDITION)) return stopped(g)
 #define REDUCE_ALL HERE if (!reduce_on(g)) return UNSUPPORTED
 #define CHECK(CONDITION) if (!(CONDITION)) return stopped(g)
-/* The caller looks at signals now and then. */
+/* Let the caller check signals after much data. */
 #define REST if (has_moved_much(g)) { c->line = __LINE__; return AGAIN; case __LINE__:; }
 #define COMPLETE } return DONE_ALL
 
@@ -42,11 +42,11 @@ static Status barrier(Group *g) {
     COMPLETE;
 }
 
-/* 1 where all is done, 0 where the caller has to do it. */
+/* Reduce all of a small array: 1, or 0 if the caller has to. */
 static int reduce_small(Group *g) {
     const Array *array = g->arrays;
     if (g->part_bytes || !array->nbytes) return 1;
-    /* A member's own part is near its core in the array itself. */
+    /* This member's operand is its array, which is in its cache. */
     for (int member = 0; member < g->size; member++)
         g->parts[member] = member == g->rank ? array->data : in_block(g, member, g->rank, 0, 0);
     g->out = array->data;
@@ -58,7 +58,7 @@ static int reduce_small(Group *g) {
     return 1;
 }
 
-/* All stage all they have, and each reduces everybody's for itself. */
+/* Each member stages its whole array, and reduces all members' arrays itself. */
 static Status small_all_reduce(Group *g) {
     Call *c = &g->call;
     Array *array = g->arrays;
@@ -80,7 +80,7 @@ static Status all_reduce(Group *g) {
     publish(g, FIRST);
     WAIT_UNTIL(meet(g, ALL));
     CHECK(compare_sizes(g));
-    /* At step n + 1 chunk n is staged, and the one before it is reduced. */
+    /* At step n + 1, chunk n is staged and chunk n - 1 is reduced. */
     for (c->chunk = 0; c->chunk <= c->chunks; c->chunk++) {
         if (c->chunk) {
             WAIT_UNTIL(reach(g, ALL, c->chunk + 1));
@@ -97,7 +97,7 @@ static Status all_reduce(Group *g) {
         if (c->chunk) take_others(g, c->chunk - 1);
         REST
     }
-    /* Nobody uses another's block now, or its own before the next call. */
+    /* From here on, no member uses another one's block, nor its own before the next call. */
     COMPLETE;
 }
 
@@ -141,7 +141,7 @@ static Status send(Group *g) {
     CHECK(compare_sizes(g));
     note_sizes(g);
     stage(g, 0);
-    /* A receiver may wait for more chunks, of other senders. */
+    /* Other senders may have more chunks: LAST satisfies a receiver that waits for all. */
     publish(g, c->many ? FIRST : LAST);
     if (c->kind != BROADCAST && c->chunks > 1) {
         WAIT_UNTIL(meet(g, other_end(g)));
@@ -179,7 +179,7 @@ static Status receive(Group *g) {
         if (c->chunk + 1 < c->chunks) publish(g, c->chunk + 2);
         REST
     }
-    if (other_end(g) != ALL) check_later(g); /* else all headers were compared */
+    if (other_end(g) != ALL) check_later(g); /* otherwise meet() has compared all headers */
     if (c->many) publish(g, LAST);
     COMPLETE;
 }
@@ -228,7 +228,7 @@ Status group_begin(Group *g, const CallSpecification *what, Mode mode) {
     g->problem.trouble = NO_PROBLEM;
     g->part_bytes = 0;
     c->function = function_of(g);
-    c->taken = c->function == exchange ? 3 : 2; /* where a chunk is staged before the last one is taken, one more */
+    c->taken = c->function == exchange ? 3 : 2; /* an exchange stages one chunk ahead */
     uint64_t staged = 0;
     if (c->function == small_all_reduce) {
         staged = g->arrays->nbytes;
@@ -236,7 +236,7 @@ Status group_begin(Group *g, const CallSpecification *what, Mode mode) {
     } else if (c->function != barrier) {
         uint64_t written = 0;
         for (int i = c->inputs; i < c->count; i++) written += g->arrays[i].nbytes;
-        /* A reduction's results are still in the cache: don't write past it. */
+        /* A reduction's results are in the cache, so don't bypass it. */
         if (!c->reduces && written >= STREAMED_BYTES) c->copy = stream_past;
         size_chunks(g);
         staged = staged_bytes(g);

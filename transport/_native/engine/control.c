@@ -1,21 +1,21 @@
-/* The control block: it shows the members of a group which call each member is in, and how far.
+/* The control block of a group: each member's current call and its progress.
  *
  * - head: magic, members, bytes of a block;
  * - sleepers: a bit for each member, set while it sleeps in the kernel;
- * - counters: a line for each member, with its progress;
+ * - counters: a cache line for each member, with its progress;
  * - headers: SLOTS for each member, each with a call and notes about it;
  * - blocks: SLOTS for each member, with data.
  *
- * Each member has a counter that it alone writes and that only rises: the number of its call, and in the low bits
- * a step within that. Nothing is ever reset, so nothing can be missed.
+ * Each member has a counter that it alone writes and that only rises: the number of its call, and in the low bits a
+ * step of that call. A value of this counter is called a turn. Counters are never reset, so no event can be missed.
  *
- * A member compares all other headers with its own. With a member that it waits for anyway it compares at once. The
- * others it compares when all meet in a later call, at the latest before its next call but one.
+ * A member compares all other headers with its own: at once if it waits for the other member anyway. Otherwise it does
+ * so when all members meet in a later call, at the latest before the call after next.
  *
- * Headers and blocks are used in rotation. When a member begins a call, all others have begun the call before the
- * last one: headers of four calls are enough. For each block a member keeps the turn at which all others have read its
- * data, and waits for that turn before it reuses the block. A member shows that it has read the last chunk by the step
- * LAST if there were several chunks, else by beginning the next call.
+ * Headers and blocks are used in rotation. When a member begins a call, all others have begun its last call but one,
+ * so headers of four calls are enough. For each block, a member records the turn at which all others have read the
+ * data, and waits for that turn before it reuses the block. A member that has read the last chunk publishes the step
+ * LAST if there were several chunks; otherwise it begins the next call.
  */
 #include "engine/engine.h"
 
@@ -24,9 +24,9 @@
 
 #define MAGIC UINT64_C(0x6D6573686C696202)
 #define MAX_STAGED (UINT64_C(16) << 20) /* bytes of all blocks */
-#define MAX_BLOCK (UINT64_C(256) << 10) /* four, and arrays as large, fit the cache of a core */
+#define MAX_BLOCK (UINT64_C(256) << 10) /* four blocks, and arrays of that size, fit a core's cache */
 #define DIRECT_OF_TWO 8
-#define AHEAD (16 * STEPS) /* in steps: a counter further ahead is damaged */
+#define AHEAD (16 * STEPS) /* a counter further ahead is damaged */
 
 /* ------------------------------------------------------------------ the layout */
 
@@ -126,7 +126,7 @@ typedef struct {
     int peer;
 } Awaited;
 
-/* A counter too far ahead is damaged, and does not count as arrived. */
+/* A damaged counter, too far ahead, does not count as arrived. */
 static inline int has_arrived(const Group *g, int member, uint64_t turn) {
     return look_at(counter_of(g, member)) - turn < AHEAD;
 }
@@ -148,7 +148,7 @@ static int first_missing(const Group *g, const Awaited *a) {
     return ALL;
 }
 
-/* Sleep until the awaited members arrive. A member that arrives wakes those that sleep on its counter. */
+/* Sleep until the awaited members arrive. An arriving member wakes the threads that sleep on its counter. */
 static int sleep_until(Group *g, const Awaited *a) {
     Word *flags = word_at(g, g->sleepers_at) + g->rank / 64;
     uint64_t bit = UINT64_C(1) << g->rank % 64;
@@ -219,8 +219,8 @@ static int are_same(Group *g, unsigned long long number, const Header *ours) {
     return 1;
 }
 
-/* Compare the deferred headers of the calls before ``limit``. All members have begun those calls, and none has begun
- * the fourth call after, which would overwrite their headers. */
+/* Compare the deferred headers of the calls before `limit`. All members have begun those calls, and none has begun the
+ * fourth call after any of them, which would overwrite its header. */
 static int compare_earlier(Group *g, unsigned long long limit) {
     while (g->unchecked_count && g->unchecked[0].number < limit) {
         if (!are_same(g, g->unchecked[0].number, &g->unchecked[0].header)) return 0;

@@ -1,7 +1,7 @@
-/* The engine: collectives and messages of members that share memory. It knows no Python.
+/* The engine: collectives and messages of members that share memory. It does not depend on Python.
  *
- * A call is begun and then carried on until it is done. It never blocks for longer than SLICE_SECONDS, makes no
- * callbacks and raises nothing: its result tells the caller what to do next.
+ * The caller begins a call, and continues it until it is done. No function blocks for longer than SLICE_SECONDS or
+ * calls back. The returned Status tells the caller what to do next.
  */
 #pragma once
 #include "engine/kernels/copy.h"
@@ -13,19 +13,19 @@
 
 #define MAX_MEMBERS 1024
 #define MUCH (UINT64_C(64) << 20) /* bytes after which a call returns AGAIN, so that the caller can check signals */
-#define SLOTS 4 /* headers and blocks of a member, which its calls use in rotation */
+#define SLOTS 4 /* headers and blocks of a member, used in rotation */
 #define HEADER_BYTES 32
 #define PAGE 4096
-#define LARGEST_PAGE 65536 /* a segment has whole pages on every machine, and the same layout */
+#define LARGEST_PAGE 65536 /* the size of a segment is a multiple of this, so layouts are equal on all machines */
 #define NO_ROOT (-1)
 #define SMALL_BYTES (LINE - HEADER_BYTES)
 
 typedef enum {
     DONE_ALL,    /* the call is done */
-    AGAIN,       /* check signals, deadline and lost peers, then carry on */
-    UNSUPPORTED, /* reduce `parts` into `out`, which the engine cannot, then carry on */
-    MISMATCH,    /* the members made different calls, which `problem` has */
-    DAMAGED      /* a member, named in `problem`, wrote impossible values or has no memory left */
+    AGAIN,       /* check signals, deadline and lost peers, then continue */
+    UNSUPPORTED, /* reduce `parts` into `out`, which the engine cannot, then continue */
+    MISMATCH,    /* the members made different calls: see `problem` */
+    DAMAGED      /* a member wrote impossible values or has no memory left: see `problem` */
 } Status;
 
 /* The kinds of calls: transport/_calls/header.py. */
@@ -46,16 +46,16 @@ _Static_assert(sizeof(Header) == HEADER_BYTES, "a header is 32 bytes");
 
 /* ------------------------------------------------------------------ a group's control block and calls */
 
-/* An array of a call. `strides` NULL: it lies in one piece. `place`: where it begins in this member's symmetric
- * memory, and 1; 0: it is private. */
+/* An array of a call. `strides` is NULL if it is contiguous. `place` is its offset in this member's symmetric memory
+ * plus 1; 0 if it is private. */
 typedef struct {
     char *data;
     uint64_t nbytes, place;
     const Strides *strides;
 } Array;
 
-/* A segment of symmetric memory: a part for each member, one after the other. A place in a part is the number of the
- * segment, then an offset of this many bits, and 1. */
+/* A segment of symmetric memory: consecutive parts, one per member. A place is the segment's number, shifted by
+ * PLACE_BITS, plus the offset in the part, plus 1. */
 #define PLACE_BITS 40
 typedef struct {
     uint64_t number;
@@ -65,8 +65,8 @@ typedef struct {
 
 typedef enum { NO_PROBLEM, OTHER_CALL, SENT, EXPECTS, BAD_PLACE, BAD_COUNTER, NO_MEMORY } Trouble;
 
-/* Why a call cannot go on. OTHER_CALL compared `theirs` and `ours`. Else `found` and `wanted` are sizes, a place or
- * a counter. NO_MEMORY found an errno, where it wanted that many bytes. */
+/* Why a call failed. OTHER_CALL: `theirs` and `ours` differ. Otherwise, `found` and `wanted` are sizes, places or
+ * counters. NO_MEMORY: `found` is an errno, `wanted` the number of bytes. */
 typedef struct {
     Trouble trouble;
     int peer;
@@ -76,29 +76,29 @@ typedef struct {
 
 typedef struct Group Group;
 
-/* A call under way. Sizes are in bytes. The first `inputs` arrays are read, the others written. */
+/* The current call. Sizes are in bytes. The first `inputs` arrays are read, the others written. */
 typedef struct {
     Status (*function)(Group *);
-    int line; /* of its function, where it goes on */
+    int line; /* where its function continues */
     Header header;
     int kind, root, inputs, count; /* root 0 where the kind has none */
     int reduces;
-    const Loops *loops; /* how it reduces; NULL: the caller does */
+    const Loops *loops; /* its reduction; NULL: the caller reduces */
     Copy copy;          /* how results are written */
     uint64_t chunk_bytes, chunks, chunk, moved;
-    uint64_t blocks; /* that it uses, as far as all members know it */
-    uint64_t taken;  /* a member this many steps past a chunk's number has taken the chunk */
-    int in_place; /* the others read this member's arrays where they lie */
-    int many;     /* chunks enough for blocks to be used again within the call */
-    int small;    /* staged data lies beside the header, which the others read anyway */
-    int along;    /* what this member keeps is copied with what it stages */
-    uint64_t low, high, at; /* the bytes to reduce: from low to high of the array `into`; `at`: so far */
+    uint64_t blocks; /* the number it uses that all members can compute */
+    uint64_t taken;  /* a member at step chunk + taken no longer reads the chunk */
+    int in_place; /* the others read this member's arrays directly */
+    int many;     /* it has several chunks, and may reuse blocks */
+    int small;    /* its data is staged behind the header, which the others read anyway */
+    int along;    /* this member copies its own part while staging it */
+    uint64_t low, high, at; /* the bytes of the array `into` to reduce: from low to high, done up to `at` */
     int into;
 } Call;
 
 typedef struct {
-    uint64_t block;    /* the most that a member stages at a time */
-    uint64_t direct;   /* the most that every member reduces for itself, instead of a share; two do more */
+    uint64_t block;    /* a block's size: the most that a member stages at a time */
+    uint64_t direct;   /* up to this size each member reduces everything itself, not a share; with two members, more */
     uint64_t unstaged; /* the most that is read in place at a time */
 } Sizes;
 
@@ -108,17 +108,17 @@ struct Group {
     int rank, size;
     Sizes sizes;
     uint64_t sleepers_at, counters_at, headers_at, header_stride, blocks_at;
-    unsigned long long number, base; /* of the call under way, and the turn at which it begins */
-    uint64_t blocks;                 /* how many earlier calls have used, as far as all members know it */
+    unsigned long long number, base; /* of the current call, and its first turn: its counter value at step 0 */
+    uint64_t blocks;                 /* the sum of the earlier calls' `blocks` */
     unsigned long long floor;        /* a turn that all members have reached */
-    unsigned long long free_at[SLOTS]; /* by slot: the turn they must reach before this member's block is used */
+    unsigned long long free_at[SLOTS]; /* by slot: the turn they must reach before this member reuses its block */
     uint64_t allocated;              /* the bytes of each of this member's blocks that have pages */
     struct {
         unsigned long long number;
         Header header;
-    } unchecked[SLOTS]; /* calls whose headers are still to be compared, oldest first */
+    } unchecked[SLOTS]; /* calls whose headers were not compared yet, oldest first */
     int unchecked_count;
-    int compares; /* 0: take every member's word, to measure what comparing costs */
+    int compares; /* 0: skip the comparison, to measure its cost */
     int waits_for; /* the member that the call waits for, or ALL */
     _Atomic int wake_requested; /* set by another thread: waiting calls return AGAIN until the caller resets it */
     Mode mode;
@@ -129,7 +129,7 @@ struct Group {
     Problem problem;
     Call call;
     Array *arrays;      /* of the call: room for two for each member */
-    char **places;      /* by member: where its data is read in place; NULL: it is staged */
+    char **places;      /* by member: the address of its data if read in place; NULL: it is staged */
     const char **parts; /* by member: the operands of a reduction, */
     char *out;          /* its result, */
     uint64_t part_bytes; /* and the bytes of each */
@@ -137,18 +137,18 @@ struct Group {
     uint64_t *left;
 };
 
-/* The bytes of the memory that `size` members share; `sizes.block` 0 is chosen. */
+/* The bytes of memory that `size` members share; sets `sizes->block` if it is 0. */
 uint64_t group_bytes(int size, Sizes *sizes);
 
-/* Write the head of such memory, which is zero, before others see it: 0, or an errno: it has no pages. */
+/* Write the head of zeroed shared memory before other members map it: 0, or an errno if it gets no pages. */
 int group_create(char *memory, int size, uint64_t block);
 
-/* Make a member's view: 0; -1: the memory has another layout, or is too small; -2: there is none for the view. */
+/* Make a member's view: 0; -1: the shared memory has another layout, or is too small; -2: out of memory. */
 int group_open(Group *g, char *memory, uint64_t nbytes, int rank, int size, Sizes sizes, int may_spin);
 void group_close(Group *g);
 
-/* Begin a call, whose arrays are in `arrays`, and go on as far as `mode` lets it. `loops` is NULL where it reduces
- * nothing, or the caller has to reduce. */
+/* Begin a call, whose arrays are in `arrays`, and continue it as far as `mode` allows. `loops` is NULL if the call does
+ * not reduce, or the caller has to. */
 typedef struct {
     int kind, root, inputs, count, reduces;
     Header header;
@@ -157,8 +157,8 @@ typedef struct {
 Status group_begin(Group *g, const CallSpecification *what, Mode mode);
 Status group_go_on(Group *g, Mode mode);
 
-void group_wake(Group *g); /* wake all sleeping members; this member's call returns AGAIN. Any thread */
-int group_arrays(int size, int rank, int kind, int root, int *inputs); /* how many a call has; -1: no such call */
+void group_wake(Group *g); /* wake all sleeping members; this member's call returns AGAIN. Thread-safe */
+int group_arrays(int size, int rank, int kind, int root, int *inputs); /* a call's number of arrays; -1: invalid */
 
 /* ------------------------------------------------------------------ rings of messages */
 
@@ -168,7 +168,7 @@ typedef struct {
     Word *written, *broken, *sender_sleeps, *taken; /* the first three on one line */
     Word *wakeup, *asleep;                          /* of the inbox */
     uint64_t capacity, piece;
-    uint64_t position, left; /* of this end; the bytes that the message under way still lacks */
+    uint64_t position, left; /* of this end; the bytes that the current message still lacks */
     uint64_t rings, number, step;
     SpinBudget spin_budget;
     Staging staging;
@@ -182,39 +182,38 @@ typedef struct {
 } Head;
 _Static_assert(sizeof(Head) == LINE, "a message begins with a line");
 
-uint64_t inbox_bytes(int size, uint64_t *capacity); /* of an inbox with a ring for each member; 0: chosen */
-int inbox_create(char *memory, int size, uint64_t capacity); /* 0, or an errno: it has no pages */
-/* The end of the ring from `sender` in an inbox; `member` is this one. 0; -1: it has another layout; an errno: the
- * sender gets no pages for the ring. */
+uint64_t inbox_bytes(int size, uint64_t *capacity); /* of an inbox with a ring for each member; sets capacity if 0 */
+int inbox_create(char *memory, int size, uint64_t capacity); /* 0, or an errno if it gets no pages */
+/* Open this `member`'s end of the ring from `sender` in an inbox: 0; -1: another layout; an errno: the sender gets no
+ * pages for the ring. */
 int ring_open(Ring *r, char *memory, uint64_t nbytes, int size, int sender, int member, int may_spin);
 
-/* Write a message: AGAIN with left == 0 where it has not begun, and go on with ring_write else. */
+/* Write a message. After AGAIN, it has not begun if left == 0; otherwise continue with ring_write. */
 Status ring_begin(Ring *r, const Header *header, const char *data, uint64_t size, Mode mode);
 Status ring_write(Ring *r, const char *data, uint64_t size, Mode mode);
-int ring_has_room(const Ring *r, uint64_t size); /* for a message as it is now */
-void ring_give_up(Ring *r);                      /* the message under way will not be completed, and none follows */
+int ring_has_room(const Ring *r, uint64_t size); /* for a message of this size */
+void ring_give_up(Ring *r);                      /* break the ring: the current message stays incomplete */
 int ring_is_broken(const Ring *r);
-void ring_wake_sender(Ring *r); /* any thread */
+void ring_wake_sender(Ring *r); /* thread-safe */
 
-/* The head of the next message: AGAIN if there is none. It is taken by ring_accept, its bytes by ring_take. */
+/* Read the head of the next message: AGAIN if there is none. ring_accept consumes it, and ring_take its bytes. */
 Status ring_peek(const Ring *r, Head *head);
 void ring_accept(Ring *r, uint64_t size);
 Status ring_take(Ring *r, char *into, uint64_t size, Mode mode);
 int ring_has_more(const Ring *r);
-/* True if a whole message of `size` bytes is there, or arrives while `mode` lets this wait. */
+/* True if a whole message of `size` bytes has arrived, or arrives while `mode` lets this wait. */
 int ring_await_whole(Ring *r, uint64_t size, Mode mode);
 
-/* Wait until one of some rings of an inbox has more, or is broken, or its wakeup word is not `known`: 1 or 0. */
+/* Wait until one of an inbox's `rings` has more bytes or is broken, or the wakeup word is not `known`: 1 or 0. */
 int inbox_await(char *memory, Ring *const *rings, int count, uint64_t known, Mode mode);
-void inbox_wake(char *memory, uint64_t value); /* wake its owner. Any thread */
+void inbox_wake(char *memory, uint64_t value); /* wake its owner. Thread-safe */
 uint64_t inbox_wakeup(const char *memory);
 
 /* ------------------------------------------------------------------ pages.c */
 
-/* Have the pages of a part of shared memory allocated, so that no access there raises a signal: 0, or the errno with which
- * the kernel refuses. */
+/* Allocate the pages of a part of shared memory, so that no access there raises a signal: 0, or the kernel's errno. */
 int allocate_pages(char *at, uint64_t nbytes);
-int allocate_blocks(Group *g, uint64_t nbytes); /* that many bytes of each of this member's blocks: 1, or 0 */
+int allocate_blocks(Group *g, uint64_t nbytes); /* of each of this member's blocks: 1, or 0 with a problem */
 
 /* ------------------------------------------------------------------ control.c, for collectives.c */
 
@@ -241,14 +240,14 @@ static inline uint64_t *notes_of(const Group *g, int member) {
 }
 void publish(Group *g, uint64_t step);
 
-/* These return 1, or 0 where the call cannot go on yet, or at all: then stopped() is what it returns. */
+/* These return 1, or 0 if the call has to wait or failed: then it returns stopped(). */
 int enter(Group *g);                            /* begin a call: its number and header */
-int reach(Group *g, int peer, uint64_t step);   /* the peer, or ALL, has reached a step */
-int meet(Group *g, int peer);                   /* it has reached the first, and makes the same call */
-int claim(Group *g, uint64_t chunk);            /* the block for a chunk is free of what was in it */
+int reach(Group *g, int peer, uint64_t step);   /* wait until the peer, or ALL, has reached a step */
+int meet(Group *g, int peer);                   /* wait for the first step, and compare headers */
+int claim(Group *g, uint64_t chunk);            /* wait until no member reads the chunk's block any more */
 static inline Status stopped(const Group *g) {
     if (g->problem.trouble == NO_PROBLEM) return AGAIN;
     return g->problem.trouble >= BAD_PLACE ? DAMAGED : MISMATCH;
 }
 int fail(Group *g, Trouble trouble, int peer, uint64_t found, uint64_t wanted); /* 0 */
-void check_later(Group *g);                     /* compare headers when all meet, at the latest the call after next */
+void check_later(Group *g);                     /* compare headers when all members meet, before the call after next */

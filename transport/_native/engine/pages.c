@@ -1,8 +1,7 @@
 /* Pages of shared memory.
  *
- * The kernel allocates a page when somebody first touches it. Where it has none left it sends SIGBUS, or kills a
- * process of the same cgroup. So a member has its pages allocated before it writes there. It allocates those that
- * it needs soon, not for all that it has an address of.
+ * The kernel allocates a page at its first use. If it has none left, it sends SIGBUS, or kills a process of the same
+ * cgroup. So a member allocates pages before it writes to them: those that it needs soon, not all that it maps.
  */
 #include "engine/engine.h"
 
@@ -16,7 +15,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Have the kernel change nothing in a word of each page. */
+/* Let the kernel write a word of each page without changing it. */
 static int touch_pages(char *at, const char *end, uint64_t page) {
     static uint32_t nobody;
     long failed = 0;
@@ -35,7 +34,7 @@ int allocate_pages(char *at, uint64_t nbytes) {
 }
 
 int allocate_blocks(Group *g, uint64_t nbytes) {
-    uint64_t whole = PAGE; /* doubled, so that growing messages allocate seldom */
+    uint64_t whole = PAGE; /* doubled, so that growing messages rarely allocate */
     while (whole < nbytes) whole *= 2;
     whole = least(whole, g->sizes.block);
     for (int slot = 0; slot < SLOTS; slot++) {

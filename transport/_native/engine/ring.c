@@ -1,22 +1,21 @@
 /* A ring buffer between one sender and one receiver of messages, in the receiver's inbox.
  *
- * An inbox begins with a line for its wakeup word, the bytes of a ring, and the number of members. A line with its
- * owner's sleeping flag follows. Each member has two lines: one written by the sender, one by the receiver. The rings
- * are last.
+ * The first cache line of an inbox has its wakeup word, the bytes of a ring, and the number of members. The second has
+ * its owner's sleeping flag. Each member has two lines: the sender writes one, the receiver the other. The rings follow.
  *
- * Two counters of bytes that only rise: how many the sender has written, how many the receiver has taken. A message
- * is a line with its header and size, then its bytes, rounded up to lines; one that is larger than the ring flows
- * through it. Pieces are small enough for a core's own cache.
+ * Two counters of bytes only rise: the bytes that the sender has written, and those that the receiver has consumed. A
+ * message is a line with its header and size, then its bytes, rounded up to lines. A message larger than the ring
+ * passes through it in pieces, which fit a core's own cache.
  *
- * A receiver sleeps on its inbox's wakeup word. Each sender writes a new value into it, one that the word never had.
+ * A receiver sleeps on its inbox's wakeup word. Each sender writes a new value into it, which the word never had.
  */
 #include "engine/engine.h"
 
 #include <string.h>
 
 #define LOW_HALF UINT64_C(0xFFFFFFFF)
-#define MAX_PIECE (32 << 10) /* half of a core's own cache, so that source and copy both fit */
-#define EARLY_NOTIFY_BYTES (16 << 10) /* the receiver of a larger message is notified before its bytes are written */
+#define MAX_PIECE (32 << 10) /* source and copy fit a core's own cache */
+#define EARLY_NOTIFY_BYTES (16 << 10) /* the sender of a larger message notifies the receiver before it writes the bytes */
 #define MAX_RINGS (UINT64_C(4) << 20)
 #define MAX_RING (UINT64_C(256) << 10)
 #define MIN_RING (UINT64_C(64) << 10)
@@ -107,7 +106,7 @@ typedef struct {
     uint64_t nbytes;
 } Room;
 
-/* Damaged memory may show more untaken bytes than the ring holds: then there is no room. */
+/* If damaged counters show more bytes than the ring holds, it has no room. */
 static uint64_t room_of(const Ring *r) {
     uint64_t untaken = r->position - look_at(r->taken);
     return untaken <= r->capacity ? r->capacity - untaken : 0;
@@ -138,7 +137,7 @@ static int await_room(Ring *r, uint64_t nbytes, Mode mode) {
     return has_room(&room);
 }
 
-/* The number of available bytes; DAMAGED if it is impossible. */
+/* The number of available bytes; DAMAGED if that number is impossible. */
 static Status available(const Ring *r, uint64_t *nbytes) {
     *nbytes = look_at(r->written) - r->position;
     if (*nbytes > r->capacity || *nbytes % LINE) return DAMAGED;
@@ -183,7 +182,7 @@ Status ring_peek(const Ring *r, Head *head) {
     Status status = available(r, &nbytes);
     if (status != DONE_ALL) return status;
     memcpy(head, r->data + r->position % r->capacity, LINE);
-    /* No element has more bytes than 32, or none. */
+    /* An element has 1 to 32 bytes. */
     uint64_t elements = head->header.elements, fewest = head->size / 32 + (head->size % 32 != 0);
     return head->size < elements || fewest > elements ? DAMAGED : DONE_ALL;
 }

@@ -1,7 +1,7 @@
-/* To sleep and be woken takes longer than most small calls, so a member spins for a moment before it sleeps;
- * transport/_waiting/spinning.py has the figures. Yielding the processor between looks serves ranks that share one. Another
- * program keeps it for milliseconds, while the kernel wakes a sleeper in time. So a wait that saw this happen sleeps
- * at once, and so do the next ones.
+/* Sleeping and waking take longer than most small calls, so a member spins for a moment before it sleeps (see
+ * transport/_waiting/spinning.py). Yielding the processor between checks helps ranks that share a core. But another
+ * program may keep the processor for milliseconds, while the kernel wakes a sleeper in time. After a wait with such a
+ * slow yield, the next waits sleep without yielding.
  */
 #include "engine/waiting.h"
 
@@ -25,9 +25,9 @@
 #define MOST_SPINS 1000
 #define GLANCE_SPINS 200
 #define FEWEST_SPINS 50
-#define FEW_YIELDS 2           /* an event after so few yields is the work of a rank that waited for this core */
+#define FEW_YIELDS 2           /* after so few yields, the event came from a rank that waited for this core */
 #define YIELD_SECONDS 500e-6   /* as in transport/_waiting/spinning.py */
-#define SLOW_YIELD_SECONDS 1e-3 /* a waiting rank gives the core back sooner */
+#define SLOW_YIELD_SECONDS 1e-3 /* longer than another waiting rank keeps the core */
 #define WAITS_WITHOUT_YIELD 64
 
 double now(void) {
@@ -80,7 +80,8 @@ int spin_until(SpinBudget *p, Mode mode, Ready ready, const void *what) {
 void sleep_on(Word *word, uint64_t seen, double seconds) {
     struct timespec limit = {.tv_sec = (time_t)seconds};
     limit.tv_nsec = (long)((seconds - (double)limit.tv_sec) * 1e9);
-    /* The private variants know only one process. The kernel compares the first half: the lower one, if little-endian. */
+    /* The private variants work within one process only. The kernel compares the first half of the word: on a
+     * little-endian machine, the lower one. */
     syscall(SYS_futex, word, FUTEX_WAIT, (uint32_t)seen, &limit, NULL, 0);
 }
 

@@ -2,34 +2,34 @@
 #pragma once
 #include "engine/words.h"
 
-#define SLICE_SECONDS 0.05 /* the longest sleep: then the caller looks at signals and deadlines */
+#define SLICE_SECONDS 0.05 /* the longest sleep, after which the caller checks signals and deadlines */
 
-/* The limits of a wait. The interpreter's lock may be held up to GLANCE only. */
+/* The limits of a wait. A thread may hold the interpreter's lock up to GLANCE only. */
 typedef enum {
-    LOOK,   /* look once */
-    GLANCE, /* look for a few microseconds */
-    SPIN,   /* look for a while, then offer the processor to others between looks */
+    LOOK,   /* check once */
+    GLANCE, /* spin for a few microseconds */
+    SPIN,   /* spin longer, then yield the processor between checks */
     SLEEP,  /* then sleep in the kernel, for SLICE_SECONDS at most */
-    NAP     /* sleep at once: looking would take the processor from a thread that computes */
+    NAP     /* sleep at once: spinning would slow down a computing thread */
 } Mode;
 
-/* How long a member spins before it sleeps; adapted by its earlier waits. */
+/* How long a member spins before it sleeps; adapted to its earlier waits. */
 typedef struct {
-    int spins, max_spins;    /* looks before the first yield of the processor */
-    int waits_without_yield; /* waits left that sleep without a yield, because another process would keep the processor */
+    int spins, max_spins;    /* checks before the first yield of the processor */
+    int waits_without_yield; /* waits left without a yield, because another process was slow to return the processor */
 } SpinBudget;
 
 void init_spin_budget(SpinBudget *p, int may_spin);
 
 typedef int (*Ready)(const void *what);
 
-/* True if it is ready, or becomes so before this member would sleep. */
+/* Spin until ready(what), as `mode` allows: True if it is ready before this member would sleep. */
 int spin_until(SpinBudget *p, Mode mode, Ready ready, const void *what);
 
-/* Sleep while the lower half of *word is that of `seen`, at most `seconds`; it may be shorter. */
+/* Sleep while the lower half of *word is that of `seen`, at most `seconds`; may return early. */
 void sleep_on(Word *word, uint64_t seen, double seconds);
 
-/* Wake all that sleep on it. */
+/* Wake all threads that sleep on the word. */
 void wake(Word *word);
 
 double now(void); /* seconds of CLOCK_MONOTONIC */

@@ -1,11 +1,11 @@
-/* Words in memory that several processes map, and the order in which their loads and stores are seen.
+/* Words in memory that several processes map, and the memory orders of their loads and stores.
  *
- * A member publishes what it wrote by storing a counter, and another that loads the counter's new value sees
- * all of it: a release and an acquire. Before a member sleeps it sets its flag and looks once more. A
- * publisher stores, and then looks whether anybody sleeps. One of the two must see the other. So their stores
- * and loads are sequentially consistent.
+ * A member publishes its writes by storing a counter (release). Another member that loads the counter's new
+ * value (acquire) sees these writes. Before a member sleeps, it sets its flag and reads the counter again. A
+ * publisher stores the counter, then reads the flags. One of the two must see the other's store, so these
+ * stores and loads are sequentially consistent.
  *
- * The orders have names, so that a test can weaken each of them and see that it is missed.
+ * The orders have names: a test weakens each, and checks that this is detected.
  */
 #pragma once
 #include <stdatomic.h>
@@ -14,16 +14,16 @@
 #ifndef ORDER_OF_LOOK /* a member reads a counter, then the data behind it */
 #define ORDER_OF_LOOK memory_order_acquire
 #endif
-#ifndef ORDER_OF_PUBLISH /* a counter is written, after what it stands for and before the next one */
+#ifndef ORDER_OF_PUBLISH /* a member writes a counter, after the data and before it reads the flags */
 #define ORDER_OF_PUBLISH memory_order_seq_cst
 #endif
-#ifndef ORDER_OF_CHECK /* a publisher reads whether anybody sleeps */
+#ifndef ORDER_OF_CHECK /* a publisher reads the sleepers' flags */
 #define ORDER_OF_CHECK memory_order_seq_cst
 #endif
 #ifndef ORDER_OF_SLEEP /* a sleeper sets its flag */
 #define ORDER_OF_SLEEP memory_order_seq_cst
 #endif
-#ifndef ORDER_OF_LAST_LOOK /* a sleeper reads the counter once more */
+#ifndef ORDER_OF_LAST_LOOK /* a sleeper reads the counter again */
 #define ORDER_OF_LAST_LOOK memory_order_seq_cst
 #endif
 

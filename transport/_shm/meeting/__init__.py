@@ -1,1 +1,1 @@
-"""Processes of one host find each other and hand over segments."""
+"""The exchange of addresses and segments among processes of one host."""

@@ -14,8 +14,9 @@ from transport._shm.segment import Segment, adopt
 
 
 class HostPeers(PeerKeys):
-    """The ``members`` that share memory with this rank. It reaches their endpoints through
-    ``endpoint``, its own. Several threads may use it.
+    """The ``members`` that share memory with this rank, whose own endpoint is ``endpoint``.
+
+    Thread-safe.
     """
 
     def __init__(
@@ -52,8 +53,7 @@ class HostPeers(PeerKeys):
     def watch(self, peer: int, call: Call) -> None:
         """Let the endpoint report the loss of ``peer``, now or later.
 
-        Raises DistNetworkError if no memory can be shared with ``peer``, and the errors of
-        ``look_up``.
+        Raises DistNetworkError if ``peer`` cannot share memory, and the errors of ``look_up``.
         """
         address, membership = self._address(peer, call), self._membership
         self._endpoint.watch(
@@ -61,7 +61,7 @@ class HostPeers(PeerKeys):
         )
 
     def fetch(self, peer: int, what: str, call: Call) -> Segment:
-        """Map the memory of ``peer`` that is called ``what``, and return it.
+        """Map and return the memory ``what`` of ``peer``.
 
         Raises ``PeerLostError`` if the peer has left, and the errors of ``watch``.
         """

@@ -1,11 +1,11 @@
-"""A rank's endpoint: it hands out descriptors of memory, and notices that a peer has gone.
+"""A rank's endpoint, which sends descriptors of memory to peers and notices their loss.
 
 Each rank listens on one Unix socket in the abstract namespace. The kernel chooses its name, which
-lives in no file system and ends with the process. Both ends of a connection prove that they
-know the job's secret and belong to the same user. A connection stays open as long as both processes
-live: its end reveals a peer's death, without the store and whatever the peer was doing.
+is in no file system and ends with the process. Both ends of a connection prove that they know the
+job's secret and belong to the same user. A connection stays open as long as both processes live:
+its end shows a peer's death, independently of the store and of the peer's state.
 
-One thread reads all packets, so no other thread ever blocks on a socket. A caller waits for its
+One thread reads all packets, so no other thread blocks on a socket. A caller waits for its
 ``DescriptorRequest``, which an abort completes.
 """
 
@@ -38,7 +38,7 @@ from transport._waiting.interrupts import sliced
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _BACKLOG = 4096
-# A peer whose queue of newcomers is full is asked again so soon.
+# The time between attempts to connect to a peer whose listen queue is full.
 _RETRY_SECONDS = 0.02
 # The kernel's errors if no process listens.
 _GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.EPIPE, errno.ECONNRESET}
@@ -49,29 +49,29 @@ DIED = "is gone: its process has ended"
 
 
 class EndpointUser(Protocol):
-    """A communicator, seen from the endpoint's thread. None of these may block."""
+    """A communicator's callbacks, in the endpoint's thread. They must not block."""
 
     def offer(self, what: str) -> int:
-        """Return a new descriptor of the memory called ``what``; raise LookupError for none."""
+        """Return a new descriptor of the memory ``what``; raise LookupError if there is none."""
         ...
 
     def on_gone(self, rank: int, how: str) -> None:
-        """Note that member ``rank`` will not come again; ``how`` completes "rank 3 …"."""
+        """Handle the loss of member ``rank``; ``how`` completes "rank 3 …"."""
         ...
 
     def on_kick(self) -> None:
-        """Note that a sender waits for this rank to take messages out of its inbox."""
+        """Make room in this rank's inbox, because a sender waits for it."""
         ...
 
     def abort(self, reason: str) -> None:
-        """End, because this rank cannot serve the group any more."""
+        """Abort, because this rank cannot serve the group any more."""
         ...
 
 
 class DescriptorRequest:
-    """A thread's request to member ``peer`` of ``group``, called ``name`` in messages.
+    """A request to member ``peer`` of ``group``, called ``name`` in messages.
 
-    The thread waits for the answer.
+    The requesting thread waits for the answer.
     """
 
     connection: PeerConnection | None = None
@@ -85,7 +85,7 @@ class DescriptorRequest:
         self._error: Exception | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the answer this long; return True if it is there."""
+        """Wait up to ``seconds`` for the answer; return whether it has arrived."""
         return sliced(self._done.wait, seconds)
 
     def take(self) -> int:
@@ -96,7 +96,7 @@ class DescriptorRequest:
         return fd
 
     def complete(self, fd: int = -1, error: Exception | None = None) -> None:
-        """Give the answer; of several, the first counts."""
+        """Set the answer; only the first call has an effect."""
         if self._done.is_set():
             if fd >= 0:
                 os.close(fd)
@@ -105,19 +105,19 @@ class DescriptorRequest:
         self._done.set()
 
     def refuse(self, how: str) -> None:
-        """Answer that the peer is lost: ``how`` completes its name."""
+        """Complete with the loss of the peer; ``how`` completes its name."""
         self.complete(error=PeerLostError(f"{self.name} {how}", self.peer))
 
     def discard(self) -> None:
-        """Want the answer no more, whether it has come or not."""
-        self.complete(error=DistNetworkError("the request was given up"))
+        """Discard the answer, whether it has arrived or not."""
+        self.complete(error=DistNetworkError("the request was discarded"))
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 class ShmEndpoint:
-    """Listens in a daemon thread of its own until ``close``. ``address`` is to be published."""
+    """Listens at ``address`` in its own daemon thread until ``close``."""
 
     def __init__(self, secret: bytes | None) -> None:
         self._secret = secret
@@ -131,14 +131,14 @@ class ShmEndpoint:
         close_in_forked_children(listener)
         name = listener.getsockname()
         self.address: bytes = name if isinstance(name, bytes) else name.encode()
-        # Under the lock: everything that other threads touch. The selector is the loop's own.
+        # Guards the fields that other threads use, too. Only the loop uses the selector.
         self._lock = threading.Lock()
         self._services: dict[str, EndpointUser] = {}
         self._outward: dict[bytes, PeerConnection] = {}
         self._connections: set[PeerConnection] = set()
         self._requests: dict[int, DescriptorRequest] = {}
         self._next_number = 1
-        self._connecting: list[PeerConnection] = []  # the loop's
+        self._connecting: list[PeerConnection] = []  # only the loop uses it
         self._errands: deque[Callable[[], None]] = deque()
         self._loop = EventLoop("meshlib-shm-endpoint", self._turn, self._end)
         self._selector = self._loop.selector
@@ -153,9 +153,9 @@ class ShmEndpoint:
             self._services[group] = service
 
     def unregister(self, group: str, how: str) -> None:
-        """Serve ``group`` no more, and tell the peers that know this rank of it. Never blocks.
+        """Stop serving ``group``, and notify its connected peers. Never blocks.
 
-        Requests of this rank for ``group`` that are under way end. Idempotent.
+        This rank's pending requests for ``group`` fail. Idempotent.
         """
         with self._lock:
             if self._services.pop(group, None) is None:
@@ -166,15 +166,15 @@ class ShmEndpoint:
                     del connection.users[group]
             ended = [request for request in self._requests.values() if request.group == group]
         for request in ended:
-            request.refuse(f"is not asked any more: this rank {how}")
+            request.refuse(f"cannot answer any more: this rank {how}")
 
     def request(
         self, address: bytes, group: str, rank: int, peer: int, what: str, name: str
     ) -> tuple[int, DescriptorRequest]:
-        """Request the memory ``what`` from the endpoint at ``address``, which is ``peer`` in
-        ``group`` and ``name`` in messages.
+        """Request the memory ``what`` from ``peer`` of ``group``, whose endpoint is at ``address``.
 
-        Returns the request and its number, for ``forget``. Never blocks.
+        ``name`` is the peer's name in messages. Returns a number for ``forget``, and the request.
+        Never blocks.
         """
         request = DescriptorRequest(group, peer, name)
         with self._lock:
@@ -193,10 +193,10 @@ class ShmEndpoint:
         return number, request
 
     def watch(self, address: bytes, group: str, rank: int, peer: int, name: str) -> None:
-        """Notify the service of ``group`` when ``peer``, at ``address``, is gone.
+        """Notify the service of ``group`` when ``peer``, at ``address``, is lost.
 
-        Never blocks. If it is gone already, this thread notifies the service. Raises
-        DistNetworkError when this rank cannot connect.
+        Never blocks. If the peer is lost already, the calling thread notifies the service. Raises
+        DistNetworkError if this rank cannot connect.
         """
         with self._lock:
             if any(connection.users.get(group) == peer for connection in self._connections):
@@ -217,8 +217,7 @@ class ShmEndpoint:
             service.on_gone(peer, DIED)
 
     def _connect(self, address: bytes) -> PeerConnection:
-        """Return the connection to ``address``, begun if there is none. The caller holds the
-        lock."""
+        """Return the connection to ``address``, or begin one. The caller holds the lock."""
         connection = self._outward.get(address)
         if connection is None:
             connection = self._outward[address] = PeerConnection.to(address, self._secret)
@@ -227,7 +226,7 @@ class ShmEndpoint:
         return connection
 
     def forget(self, number: int) -> None:
-        """Have no interest in the request ``number`` any more."""
+        """Drop the request ``number``; a later answer is ignored."""
         with self._lock:
             self._requests.pop(number, None)
 
@@ -274,9 +273,9 @@ class ShmEndpoint:
             self._drop(connection, error)
 
     def _welcome(self, sock: socket.socket) -> None:
-        """Take a connection that has proved itself."""
+        """Serve an authenticated connection."""
         if not same_user(sock):
-            _LOGGER.warning("refused a connection of another user")
+            _LOGGER.warning("refused a connection from another user")
             sock.close()
             return
         connection = PeerConnection(sock, None)
@@ -315,7 +314,7 @@ class ShmEndpoint:
             if found is not None:
                 # The kernel drops a descriptor if the process may not open more.
                 why = explain(OSError(errno.EMFILE, ""))
-                text = f"cannot take the memory of {found.name}: {why}"
+                text = f"cannot receive the memory of {found.name}: {why}"
                 found.complete(error=DistBackendError(text))
                 return
         if fd >= 0:
@@ -361,12 +360,12 @@ class ShmEndpoint:
             except (LookupError, OSError, DistBackendError) as error:
                 fd, text = -1, str(error)
                 if not isinstance(error, LookupError):
-                    trouble = f"cannot give its memory to others: {explain(error)}"
+                    trouble = f"cannot share its memory: {explain(error)}"
                     text = f"{ABORTED}: {trouble}"
                 answer = Packet(Operation.REFUSE, message.group, number, text=text)
         with self._lock:
             connection.send(answer, fd=fd)
-            # The group may have been closed since it was looked up, without a notice to this peer.
+            # The group may have been closed in the meantime, without notifying this peer.
             if service is not None and message.group not in self._services:
                 connection.users.pop(message.group, None)
                 connection.send(Packet(Operation.GONE, message.group, text=LEFT))
@@ -407,7 +406,7 @@ class ShmEndpoint:
 
 
 def _unreachable(name: str, peer: int, error: OSError) -> DistNetworkError:
-    """Return why the member ``peer`` is not reached: it has gone, or this rank cannot connect."""
+    """Return the error for a failed connection: ``peer`` has died, or this rank cannot connect."""
     if error.errno in _GONE:
         return PeerLostError(f"{name} {DIED} ({error})", peer)
     return DistNetworkError(f"cannot connect to {name}: {explain(error)}")

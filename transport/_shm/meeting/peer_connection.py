@@ -40,14 +40,14 @@ class Packet:
     text: str = ""
 
     def pack(self) -> bytes:
-        """Return the message as a packet."""
+        """Return the packet's bytes."""
         group = self.group.encode()
         head = _HEAD.pack(self.operation, self.rank, self.number, len(group))
         return (head + group + self.text.encode())[:_MAX_PACKET]
 
     @classmethod
     def unpack(cls, data: bytes) -> Packet:
-        """Return the message in a packet; raise ValueError when it is none."""
+        """Return the packet in ``data``; raise ValueError if it is malformed."""
         try:
             operation, rank, number, size = _HEAD.unpack_from(data)
         except struct.error as error:
@@ -57,9 +57,9 @@ class Packet:
 
 
 class PeerConnection:
-    """One end, on a non-blocking SEQPACKET socket, whose packets are whole or absent.
+    """One end of a connection, on a non-blocking SEQPACKET socket, which preserves packets.
 
-    ``users`` are the groups that both ends are in, with the peer's rank in each. A thread holds the
+    ``users`` are the common groups of both ends, with the peer's rank in each. A thread holds the
     endpoint's lock while it uses ``users`` or sends.
     """
 
@@ -74,9 +74,9 @@ class PeerConnection:
 
     @classmethod
     def to(cls, address: bytes, secret: bytes | None) -> PeerConnection:
-        """Return a connection to the endpoint at ``address``, or one that has yet to ``begin``.
+        """Return a connection to the endpoint at ``address``, which may have to ``begin`` again.
 
-        Raises OSError when nobody listens.
+        Raises OSError if no process listens.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -89,10 +89,9 @@ class PeerConnection:
         return connection
 
     def begin(self) -> bool:
-        """Connect, unless that is done; return whether it is now.
+        """Connect, unless connected; return False if the peer's listen queue is full.
 
-        The peer may have so many newcomers that its queue is full: then it has to be tried again.
-        Raises OSError when nobody listens, PermissionError when it is somebody else who does.
+        Raises OSError if no process listens, PermissionError if another user's does.
         """
         if self._address is None or self.handshake is None:
             return True
@@ -109,8 +108,8 @@ class PeerConnection:
     def send(self, message: Packet, fd: int = -1, may_drop: bool = False) -> None:
         """Send a packet, now or when the handshake is done. Never blocks.
 
-        A peer that has not read for so long that the kernel's buffer is full is cut off: it cannot
-        be told anything any more. Errors come to light when the loop reads.
+        If the kernel's buffer is full, the packet is dropped (``may_drop``) or the connection cut.
+        Errors appear when the loop reads.
         """
         if self.handshake is not None:
             self._waiting.append(message)
@@ -125,22 +124,22 @@ class PeerConnection:
             self.cut()
 
     def cut(self) -> None:
-        """End the connection for both ends; the loop notices."""
+        """Shut the connection down for both ends; the loop notices."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def shake_hands(self) -> bool:
-        """Carry on with the handshake; return whether there was any left to do.
+        """Continue the handshake; return False if it was done already.
 
-        Raises BlockingIOError when the peer's part is not there yet, ConnectionError when it hung
-        up at once, AuthenticationError when one end could not prove itself.
+        Raises BlockingIOError if the peer's part has not arrived, ConnectionError if the peer hung
+        up at once, AuthenticationError if one end could not prove that it knows the secret.
         """
         handshake = self.handshake
         if handshake is None:
             return False
         data = self.sock.recv(handshake.wanted)
         if not data and not handshake.answered:
-            raise ConnectionResetError("it hung up without a word")
+            raise ConnectionResetError("it hung up before the handshake")
         if len(data) != handshake.wanted:
             raise AuthenticationError(f"handshake failed: {handshake.explain_end(len(data))}")
         answer = handshake.receive(data)
@@ -156,9 +155,9 @@ class PeerConnection:
         return True
 
     def receive(self) -> tuple[Packet, int]:
-        """Return the next packet and the descriptor in it (-1: none).
+        """Return the next packet and its descriptor (-1: none).
 
-        Raises BlockingIOError when there is none, ValueError at the end or for nonsense.
+        Raises BlockingIOError if no packet has arrived, ValueError at the end or if malformed.
         """
         data, fds, _, _ = socket.recv_fds(self.sock, _MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:

@@ -1,1 +1,1 @@
-"""A store in an existing etcd, version 3.4 or later, by its API over HTTP."""
+"""A store in an existing etcd, version 3.4 or later, over its HTTP API."""

@@ -13,9 +13,9 @@ _EXPECTED = "expected etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/PREFIX"
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """The members of a cluster, by host and port, and the prefix of all keys there.
+    """The members of a cluster, by host and port, and the prefix of all keys.
 
-    ``lease`` is the lease that all keys get, 0 for none.
+    ``lease`` is the lease of all keys, 0 for none.
     """
 
     members: tuple[tuple[str, int], ...]
@@ -26,10 +26,10 @@ class EtcdAddress:
 
     @classmethod
     def parse(cls, url: str) -> EtcdAddress:
-        """Return the address that ``url`` names; raise ValueError naming what is wrong with it."""
+        """Return the address in ``url``; raise ValueError with the reason if it is malformed."""
         parts = urlsplit(url)
         if parts.scheme != "etcd":
-            # What stands behind the scheme may be a password.
+            # The message omits the rest, which may contain a password.
             raise ValueError(f"{_EXPECTED}, got a URL with the scheme {parts.scheme!r}")
         account, at, hosts = parts.netloc.rpartition("@")
         user, colon, password = account.partition(":")
@@ -47,7 +47,7 @@ class EtcdAddress:
         return cls(members, prefix, unquote(user), unquote(password), int(lease))
 
     def leased(self, lease: int, part: str = "") -> EtcdAddress:
-        """Return the address of the keys under ``part`` of the prefix, which get ``lease``."""
+        """Return the address of the keys under ``part`` of the prefix, with ``lease``."""
         return replace(self, prefix=f"{self.prefix}/{part}".rstrip("/"), lease=lease)
 
     @property

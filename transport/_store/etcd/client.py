@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 
 _ANSWER_SECONDS = 5.0
-"""How long one member may take to answer before the next one is asked."""
+"""How long one member may take to answer before the client tries the next one."""
 _PAUSE_SECONDS = 0.1
 _SILENT = "silent"
 _NOT_FOUND = 5
@@ -37,7 +37,7 @@ _BUSY = "too many requests"
 
 
 class RefusedError(DistStoreError):
-    """etcd refused a request, or something else answered: to ask again does not help."""
+    """etcd refused a request, or another program answered: retrying does not help."""
 
 
 class _UnavailableError(Exception):
@@ -45,7 +45,7 @@ class _UnavailableError(Exception):
 
 
 class _Connection(HTTPConnection):
-    """One connection to ``member``, inside TLS if the job has it."""
+    """One connection to ``member``, with TLS if the job uses it."""
 
     def __init__(self, member: tuple[str, int], seconds: float, tls: Tls | None) -> None:
         super().__init__(*member, timeout=seconds)
@@ -61,7 +61,7 @@ class _Connection(HTTPConnection):
 
 
 class EtcdClient:
-    """A client of the cluster at ``address``. Any thread; ``name`` stands for it in messages."""
+    """A client of the cluster at ``address``. Thread-safe. ``name`` is its name in messages."""
 
     def __init__(self, address: EtcdAddress, tls: Tls | None) -> None:
         self.name: str = f"EtcdStore({address.shown})"
@@ -76,9 +76,9 @@ class EtcdClient:
     def call(self, what: str, path: str, body: Body, deadline: Deadline) -> Body:
         """Return etcd's answer to ``body`` at ``path``; ``what`` names the request in messages.
 
-        A member that fails or is silent is left for the next one, so etcd may carry out a request
-        twice. Raises DistStoreError for a refused request, and at the deadline; StoreSilentError if
-        all members were silent until then.
+        If a member fails or is silent, the client tries the next one, so etcd may execute a
+        request twice. Raises DistStoreError for a refused request, and at the deadline;
+        StoreSilentError if all members were silent until then.
         """
         failures: dict[str, str] = {}
         share = min(deadline.seconds / len(self._members), _ANSWER_SECONDS)
@@ -97,7 +97,7 @@ class EtcdClient:
                 silent = isinstance(error, TimeoutError)
                 reason = f"{_SILENT} for {answer_by.seconds:.2g} s" if silent else ""
                 reason = reason or str(getattr(error, "strerror", None) or error or repr(error))
-                if fresh or silent:  # else etcd may have closed an idle connection
+                if fresh or silent:  # otherwise etcd may have closed an idle connection
                     failures[format_address(*member)] = reason
                     if member == self._members[0]:
                         self._members.rotate(-1)
@@ -116,8 +116,8 @@ class EtcdClient:
     ) -> None:
         """Wait until a key in ``bounds`` changes, from ``revision`` on.
 
-        Also returns at the deadline, when the connection ends, and when this client is closed or
-        ``ended()``: look at the keys again.
+        Also returns at the deadline, when the connection ends, when this client is closed, and
+        when ``ended()`` is true: the caller has to read the keys again.
         """
         request = {"create_request": {**bounds, "start_revision": str(revision)}}
         connection = _Connection(self._members[0], _ANSWER_SECONDS, self._tls)
@@ -136,20 +136,20 @@ class EtcdClient:
                     if b'"events"' in received or b'"canceled"' in received:
                         return
         except OSError:
-            pass  # the next request finds out what is wrong with this member
+            pass  # the next request reports the error
         finally:
             connection.close()
         if not (deadline.expired or self.closed or ended()):
             time.sleep(next_slice(min(_PAUSE_SECONDS, deadline.remaining())))
 
     def close(self) -> None:
-        """End all requests under way within a moment, and refuse later ones. Never blocks."""
+        """End all pending requests within a moment, and refuse later ones. Never blocks."""
         self.closed = True
         while self._idle:
             self._idle.pop().close()
 
     def check_open(self) -> None:
-        """Raise DistStoreError when this client is closed or belongs to another process."""
+        """Raise DistStoreError if this client is closed or belongs to another process."""
         if why := refusal(self.name, self._pid, "a new one made there"):
             raise DistStoreError(why)
         if self.closed:
@@ -187,7 +187,7 @@ class EtcdClient:
             answer: Any = json.loads(data)
             message = str(answer.get("message") or answer.get("error"))
         except (ValueError, AttributeError):
-            if status >= 500:  # of a proxy before it
+            if status >= 500:  # from a proxy
                 raise _UnavailableError(f"HTTP status {status}") from None
             raise RefusedError(
                 f"{self.name}: {where} answered {what} with HTTP status {status} and {data[:60]!r}:"
@@ -196,7 +196,7 @@ class EtcdClient:
         if status == 200:
             return answer
         if answer.get("code") == _BAD_TOKEN and self._token:
-            self._token = ""  # tokens end after some minutes
+            self._token = ""  # it has expired
             raise _UnavailableError(message)
         if answer.get("code") in _TRANSIENT or _BUSY in message:
             raise _UnavailableError(message)
@@ -206,7 +206,7 @@ class EtcdClient:
         raise RefusedError(text)
 
     def _await_answer(self, sock: socket.socket, deadline: Deadline) -> None:
-        """Wait until ``sock`` can be read. Ctrl-C and ``close`` end the wait."""
+        """Wait until ``sock`` is readable. Ctrl-C and ``close`` end the wait."""
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         while not poll.poll(min(deadline.piece(), SLICE_SECONDS) * 1000):

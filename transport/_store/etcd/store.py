@@ -1,12 +1,12 @@
 """A store whose keys are in an etcd, where they outlive every process of the job.
 
-A key is a range of etcd's: its value as it was set (``PREFIX/v/KEY:``), then the appended pieces.
-Each piece has a name of its own; their order is that of their revisions. So appending to a log is
-one write, and its follower gets the new pieces alone. A queue is a range of values.
+A key is a range of etcd keys: one with the value that was set (``PREFIX/v/KEY:``), and one for each
+appended piece, ordered by revision. So appending to a log is one write, and a follower gets only
+the new pieces. A queue is a range of values.
 
-A change that depends on what is there is a transaction, guarded by the revisions that were read. It
-leaves a mark, by which a request that is sent again, because its answer was lost, knows that it has
-been carried out.
+A change that depends on existing data is a transaction, guarded by the revisions that were read. It
+writes a mark. If the answer is lost and the request is sent again, the mark shows that etcd has
+already executed it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from transport._net.tls import Tls
 
 _OUTAGE_SECONDS = 30.0
-"""How long a request goes on trying while no member answers, if its own time is longer."""
-_LOOK_SECONDS = 10.0
-"""How long a watch may be silent before the key is read again: its member may have died."""
+"""The longest time for which a request is retried while no member answers."""
+_WATCH_SECONDS = 10.0
+"""The time after which a silent watch reads the key again, because its member may have died."""
 _RETRY_SECONDS = 0.02
 _KEYS_A_REQUEST = 50
 """etcd allows 128 operations in a transaction; setting a key takes two."""
@@ -63,7 +63,7 @@ class _Range:
         return {"request_delete_range": self.bounds}
 
     def guards(self, items: list[Body]) -> list[Body]:
-        """Return the conditions under which nothing has changed since ``items`` were read."""
+        """Return the conditions that the range has not changed since ``items`` were read."""
         last = int(items[-1]["mod_revision"]) if items else 0
         newer = {"target": "MOD", "result": "LESS", "mod_revision": str(last + 1)}
         return [{**self.bounds, **newer}, *map(_unchanged, items[:1])]
@@ -73,15 +73,15 @@ class EtcdStore(Store):
     """A store under a prefix of an existing etcd, version 3.4 or later.
 
     Args:
-        url: ``etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/PREFIX[?lease=ID]``: the members of
-            the cluster, of which the first that answers is used. With ``lease``, keys go when that
-            lease ends; without it they stay until they are deleted.
+        url: ``etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/PREFIX[?lease=ID]``, with members of
+            the cluster, of which the first that answers is used. With ``lease``, keys end with
+            that lease; without it they stay until they are deleted.
         timeout: The limit of every wait, seconds or a timedelta.
         tls: The TLS configuration; default: from the environment. Without it, HTTP.
 
-    Nothing is sent before the first call. Calls raise DistStoreError when no member answers
-    (StoreSilentError if all are silent), and when etcd refuses a request, such as a value above its
-    ``--max-request-bytes`` (1.5 MiB by default). Raises ValueError for a wrong URL.
+    Nothing is sent before the first call. Calls raise DistStoreError if no member answers
+    (StoreSilentError if all are silent), or if etcd refuses a request, such as a value above its
+    ``--max-request-bytes`` (1.5 MiB by default). Raises ValueError for a malformed URL.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class EtcdStore(Store):
 
     @property
     def url(self) -> str:
-        """The URL by which other processes reach the same keys; it has the password."""
+        """The URL of the keys for other processes, including the password."""
         return self._address.url
 
     def with_grace(self, seconds: float) -> EtcdStore:
@@ -115,15 +115,15 @@ class EtcdStore(Store):
         return other
 
     def clone(self) -> EtcdStore:
-        """Return another client of the same keys. Raises DistStoreError when this one is closed."""
+        """Return another client of the same keys. Raises DistStoreError if this one is closed."""
         return self._at(self._address)
 
     def leased(self, lease: int, part: str = "") -> EtcdStore:
-        """Return a client of the keys under ``part`` of this prefix, which get ``lease``."""
+        """Return a client of the keys under ``part`` of this prefix, with ``lease``."""
         return self._at(self._address.leased(lease, part))
 
     def close(self) -> None:
-        """End the connections and the waits under way. The keys stay, as long as their lease."""
+        """End the connections and current waits. Keys stay until their lease ends."""
         self._client.close()
 
     def describe(self) -> str:
@@ -137,7 +137,7 @@ class EtcdStore(Store):
         return int(self._call("a new lease", "lease/grant", wish)["ID"])
 
     def renew(self) -> None:
-        """Renew the lease of this store's keys. Raises DistStoreError when it has ended."""
+        """Renew the lease of this store's keys. Raises DistStoreError if it has ended."""
         what, lease = f"renewing lease {self._address.lease}", str(self._address.lease)
         answer = self._call(what, "lease/keepalive", {"ID": lease})
         if not int(answer.get("result", {}).get("TTL", 0)):
@@ -179,7 +179,7 @@ class EtcdStore(Store):
         def ended() -> bool:
             return bool(self._ends) or self._last_end != earlier_end
 
-        table, waiter = Commands().waiter(op, fields, _nobody)
+        table, waiter = Commands().waiter(op, fields, _ignore)
         looked = False
         while True:
             last = deadline.expired or ended()
@@ -190,8 +190,8 @@ class EtcdStore(Store):
                 revision = self._load(table, missing, whole=last, keys_only=names_only)
                 answer = waiter.values if waiter.advance(table) is None else None
                 if answer is not None and looked:
-                    # A key of an earlier look may have been deleted since: look at all at once.
-                    table, waiter = Commands().waiter(op, fields, _nobody)
+                    # A key that was read earlier may have been deleted since: read all at once.
+                    table, waiter = Commands().waiter(op, fields, _ignore)
                     looked = False
                     continue
                 looked = True
@@ -199,15 +199,15 @@ class EtcdStore(Store):
                 return answer
             missing = waiter.missing(table)
             if last:
-                raise self._waited_in_vain(op, missing, deadline)
-            look = Deadline.after(min(deadline.remaining(), _LOOK_SECONDS))
+                raise self._wait_error(op, missing, deadline)
+            look = Deadline.after(min(deadline.remaining(), _WATCH_SECONDS))
             self._client.watch(self._range(op, missing[0]).bounds, revision + 1, look, ended)
 
     def _load(
         self, table: StoreTable, keys: Fields, *, whole: bool = False, keys_only: bool = False
     ) -> int:
-        """Read ``keys`` into ``table``, unless ``whole`` until one is missing; return a revision
-        since which changes may be unread.
+        """Read ``keys`` into ``table``, without ``whole`` only until one is missing. Return a
+        revision: later changes may not have been read.
         """
         revision = 0
         for first in range(0, len(keys), _KEYS_A_REQUEST):
@@ -232,7 +232,7 @@ class EtcdStore(Store):
         return ()
 
     def _add_item(self, where: _Range, key: bytes, value: bytes) -> Fields:
-        """Put an item behind all others of ``where``: once, however often the request is sent."""
+        """Append an item to ``where``, once, even if the request is sent several times."""
         item = _text(f"{where.name}:{os.urandom(8).hex()}")
         new = {"key": item, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
         request = {"compare": [new], "success": [self._put(item, value)]}
@@ -240,7 +240,7 @@ class EtcdStore(Store):
         return ()
 
     def _change(self, op: Op, fields: Fields) -> Fields:
-        """Carry out a command on one key, with nothing changed in between."""
+        """Execute a command on one key atomically."""
         key, where = fields[0], self._range(op, fields[0])
         while True:
             (answer,), _ = self._read([key], where.read())
@@ -258,7 +258,7 @@ class EtcdStore(Store):
                 return result
 
     def _pop(self, key: bytes) -> tuple[Fields | None, int]:
-        """Return the first value of a queue, if it has one, and the revision."""
+        """Remove and return the first value of a queue (None if empty), and the revision."""
         how = {"sort_order": "ASCEND", "sort_target": "CREATE", "limit": "1"}
         while True:
             (answer,), revision = self._read([key], self._range(Op.POP, key).read(**how))
@@ -273,7 +273,7 @@ class EtcdStore(Store):
         number, where = unpack_number(offset), self._range(Op.TAIL, key)
         known, first, last = self._follows.get(key, (-1, {}, 0))
         request: Body = {"success": [where.read()]}
-        if known == number:  # nothing but new pieces, unless the key was set or deleted since
+        if known == number:  # read only new pieces, unless the key was set or deleted since
             new = where.read(min_mod_revision=str(last + 1))
             request = {"compare": [_unchanged(first)], "success": [new], "failure": [where.read()]}
         answer = self._call(f"following {_names([key])}", "kv/txn", request)
@@ -295,10 +295,10 @@ class EtcdStore(Store):
     # Requests.
 
     def _commit(self, what: str, guards: list[Body], operations: list[Body]) -> bool:
-        """Carry out ``operations`` if the ``guards`` hold; return whether that was done."""
+        """Execute ``operations`` if the ``guards`` hold; return whether they were executed."""
         try:
             mark = self._marks.pop()
-        except IndexError:  # as many marks as threads
+        except IndexError:  # no free mark; there are at most as many as threads
             mark = f"{self._address.prefix}/m/{os.urandom(8).hex()}"
         place, token = _text(mark), os.urandom(8)
         request = {
@@ -312,12 +312,12 @@ class EtcdStore(Store):
             return True
         if _joined(_in_order(answer["responses"][0]["response_range"])) == token:
             return True
-        # Another client's change came first. Let it get on.
+        # Another client's change came first. Back off.
         time.sleep(next_slice(random.uniform(0, _RETRY_SECONDS)))  # noqa: S311 (no secret)
         return False
 
     def _read(self, keys: Iterable[bytes], *ranges: Body) -> tuple[list[Body], int]:
-        """Return etcd's answers to ``ranges``, and the revision of them all."""
+        """Return etcd's answers to ``ranges``, and their common revision."""
         what = f"reading {_names(keys) or 'the names of keys'}"
         answer = self._call(what, "kv/txn", {"success": ranges})
         answers = [one["response_range"] for one in answer.get("responses", ())]
@@ -328,7 +328,7 @@ class EtcdStore(Store):
         return self._client.call(what, path, body, Deadline.after(limit))
 
     def _replacement(self, key: bytes, value: bytes) -> list[Body]:
-        """Return the operations that set ``key``: its pieces go."""
+        """Return the operations that set ``key`` and delete its appended pieces."""
         where = self._range(Op.SET, key)
         pieces = {**where.bounds, "key": _text(f"{where.name}:\0")}
         return [self._put(where.bounds["key"], value), {"request_delete_range": pieces}]
@@ -347,7 +347,7 @@ class EtcdStore(Store):
 
 
 def _text(key: str) -> str:
-    """Return a key as JSON has it."""
+    """Return a key encoded for etcd's JSON."""
     return b64encode(key.encode("utf-8", "surrogateescape")).decode()
 
 
@@ -370,5 +370,5 @@ def _names(keys: Iterable[bytes]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _nobody(_waiter: Waiter) -> None:
-    """Do nothing: this store looks at its waiters itself."""
+def _ignore(_waiter: Waiter) -> None:
+    """Do nothing: this store polls its waiters itself."""

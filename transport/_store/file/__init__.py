@@ -1,1 +1,1 @@
-"""The store in a file: a log of the commands that every user runs on its own table."""
+"""The store in a file: a log of commands, which every user replays on its own table."""

@@ -2,7 +2,7 @@
 
 These locks (``F_OFD_*``) work between threads that opened the file separately, between processes in
 different containers, and over NFS. The kernel releases them when their holder dies, so they also
-tell which users are alive.
+show which users are alive.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _BUSY = {errno.EAGAIN, errno.EACCES}
 
 
 def acquire(fd: int, begin: int, length: int, deadline: Deadline, *, shared: bool = False) -> None:
-    """Lock ``length`` bytes from ``begin`` (they need not exist); 0 is all that follow.
+    """Lock ``length`` bytes from ``begin`` (they need not exist); 0 means all that follow.
 
-    Raises TimeoutError at the deadline, StorePlaceError when the file system has no locks.
+    Raises TimeoutError at the deadline, StorePlaceError if the file system has no locks.
     """
     kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
     pauses = Pauses(*_PAUSES)
@@ -36,7 +36,7 @@ def acquire(fd: int, begin: int, length: int, deadline: Deadline, *, shared: boo
 
 
 def release(fd: int, begin: int, length: int) -> None:
-    """Release a range; bytes without a lock are left alone."""
+    """Release a range; bytes without a lock are ignored."""
     _set(fd, fcntl.F_UNLCK, begin, length)
 
 
@@ -54,6 +54,6 @@ def _set(fd: int, kind: int, begin: int, length: int) -> bool:
         if error.errno in _BUSY:
             return False
         raise StorePlaceError(
-            f"the file's file system does not do locks: {error.strerror}; expected another place"
+            f"the file system does not support locks: {error.strerror}; expected another path"
         ) from error
     return True

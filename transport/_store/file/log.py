@@ -1,10 +1,10 @@
 """The file behind a FileStore: a log of commands that every user replays, and the list of its
 users.
 
-The file begins with a magic line. Each record is a length, a command's number and fields. Locks are
-on bytes far beyond the data. One byte is locked for reading and writing, and one for each user
-while that user lives. If a user did not leave and no user is alive, the file is the remains of a
-crashed job, and the next job empties it.
+The file begins with a magic line. Each record has a length, a command's number and fields. Locks
+are on bytes far beyond the data: one is locked for each access, and one by each live user. If a
+user did not leave and no user is alive, the file is left over from a crashed job, and the next job
+empties it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FileLog:
     ``members`` is the number of members that will join, -1 if unknown. Once that many have joined,
     the last user alive removes the file when it leaves. With -1 the last user always does.
 
-    ``beside`` is another handle: this one then opens the same file, even if its path now leads
-    elsewhere, and does not count as a member. Not thread-safe.
+    With ``beside``, another handle, this one opens the same file, even if the path has changed,
+    and does not count as a member. Not thread-safe.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FileLog:
                         self._join(deadline, member=beside is None)
                         undo.pop_all()
                         break
-            # Its last user removed the file after it was opened and before it was locked.
+            # The last user removed the file before this one had locked it: try again.
         # An inherited handle would make a dead parent seem alive.
         close_in_forked_children(self)
 
@@ -71,8 +71,8 @@ class FileLog:
 
     @contextlib.contextmanager
     def locked(self, deadline: Deadline, *, shared: bool = False) -> Generator[None]:
-        """Hold the file's lock for a block (``shared``: with other readers), with ``commands`` up
-        to date.
+        """Hold the file's lock for a block (``shared``: with other readers), and update
+        ``commands`` first.
 
         Raises DistStoreError if the file stays locked until the deadline.
         """
@@ -93,7 +93,7 @@ class FileLog:
     def run(self, op: Op, fields: Fields) -> Fields | None:
         """Return the answer to a command, None if it must wait. The caller holds the lock.
 
-        A command that changed the data is appended to the file.
+        If the command changed the data, append it to the file.
         """
         before = self.commands.table.changes
         answer = self.commands.answer(op, fields)
@@ -120,7 +120,7 @@ class FileLog:
         try:
             with self.locked(deadline):
                 self._write(_LEAVE, ())
-                # While the lock is held: the next leaving user must see that this one is gone.
+                # Released under the access lock, so that the next leaving user sees it.
                 lock.release(self._fd, _USER_LOCKS, 0)
                 complete = self._members < 0 or self._joined >= self._members
                 if complete and not self._others_alive() and self._is_at_path():
@@ -140,7 +140,7 @@ class FileLog:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StorePlaceError(
-                f"file_name must be a file that can be made and written, got {path!r}:"
+                f"file_name must be a file that can be created and written, got {path!r}:"
                 f" {error.strerror}"
             ) from error
 

@@ -21,9 +21,9 @@ from transport._waiting.interrupts import next_slice
 from transport._waiting.spinning import Pauses
 
 # Pauses between two checks of the file's size. A network file system may show an old size to a
-# process without the lock, so an occasional check takes the lock.
+# process without the lock, so an occasional check acquires the lock.
 _PAUSES = 0.0005, 0.005, 1.5
-_LOCKED_LOOK_SECONDS = 0.25
+_LOCKED_CHECK_SECONDS = 0.25
 _CLOSE_SECONDS = 5.0
 
 
@@ -31,11 +31,11 @@ class FileStore(Store):
     """A store whose users share the file ``file_name``.
 
     Args:
-        file_name: the file; it is created if missing, and its directory must exist. The remains of
-            a crashed job in it are detected and discarded.
-        world_size: the number of stores on the file. Once that many were opened, the last one to
+        file_name: The file; it is created if missing, and its directory must exist. Data of a
+            crashed job in it is detected and discarded.
+        world_size: The number of stores on the file. Once that many were opened, the last one to
             close removes the file. With -1 (unknown) the last one always removes it.
-        timeout: the limit of every wait, seconds or a timedelta.
+        timeout: The limit of every wait, seconds or a timedelta.
 
     Raises DistStoreError if the file cannot be used, ValueError and TypeError for wrong arguments.
     """
@@ -84,13 +84,13 @@ class FileStore(Store):
         self._closing.set()
 
     def close(self) -> None:
-        """Leave the file; the last user removes it. Waits under way end with DistStoreError."""
+        """Leave the file; the last user removes it. Current waits raise DistStoreError."""
         if self._pid != os.getpid():
             return
         self._closing.set()
         with self._lock:
             if self._log.is_open:
-                # A stopped process may hold the lock; then the next job cleans up.
+                # If a stopped process holds the lock, the next job cleans up.
                 with suppress(DistStoreError):
                     self._log.leave(Deadline.after(_CLOSE_SECONDS))
 
@@ -105,8 +105,8 @@ class FileStore(Store):
 
     @contextmanager
     def _open(self) -> Generator[None]:
-        """Hold the thread lock for a block; raise if this store is closed or another process's."""
-        # Checked before the lock, which another thread may have held when the process forked.
+        """Hold the thread lock for a block; raise DistStoreError if closed or in a fork."""
+        # Before acquiring the lock, which another thread may have held at the fork.
         if why := refusal(self.describe(), self._pid, "a new one made there"):
             raise DistStoreError(why)
         with self._lock:
@@ -116,7 +116,7 @@ class FileStore(Store):
 
     @contextmanager
     def _held(self, *, shared: bool) -> Generator[FileLog]:
-        """Hold the file's lock for a block, with the log up to date; ``shared``: as a reader."""
+        """Hold the file's lock for a block (``shared``: with other readers); yield the log."""
         with self._open(), self._log.locked(Deadline.after(self._timeout), shared=shared):
             yield self._log
 
@@ -128,18 +128,18 @@ class FileStore(Store):
 
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
-        table, waiter = self._log.commands.waiter(op, fields, _nobody)
+        table, waiter = self._log.commands.waiter(op, fields, _ignore)
         pauses = Pauses(*_PAUSES)
         seen, looked = -1, 0.0
         while True:
             expired = deadline.expired or bool(self._ends)
             size = self._size()
-            if size != seen or expired or time.monotonic() - looked >= _LOCKED_LOOK_SECONDS:
+            if size != seen or expired or time.monotonic() - looked >= _LOCKED_CHECK_SECONDS:
                 seen, looked = size, time.monotonic()
                 if (answer := self._try(op, fields, waiter)) is not None:
                     return answer
             if expired:
-                raise self._waited_in_vain(op, waiter.missing(table), deadline)
+                raise self._wait_error(op, waiter.missing(table), deadline)
             # Closing ends the wait.
             self._closing.wait(next_slice(pauses.next(deadline.remaining())))
 
@@ -148,7 +148,7 @@ class FileStore(Store):
             return self._log.size()
 
     def _try(self, op: Op, fields: Fields, waiter: Waiter) -> Fields | None:
-        """Return the answer to a waiting command, None if it must go on waiting."""
+        """Return the answer to a waiting command, None if it must keep waiting."""
         if op == Op.POP:
             with self._held(shared=False) as log:
                 return log.run(Op.TRY_POP, fields) or None
@@ -156,5 +156,5 @@ class FileStore(Store):
             return waiter.values if waiter.advance(log.commands.table) is None else None
 
 
-def _nobody(_waiter: Waiter) -> None:
+def _ignore(_waiter: Waiter) -> None:
     """Do nothing: this store polls its waiters itself."""

@@ -1,1 +1,1 @@
-"""The store over TCP: the commands on a wire, one server and its clients."""
+"""The store over TCP: its wire format, server and clients."""

@@ -1,12 +1,12 @@
 """The client's end of a connection to a store server, shared by any number of threads.
 
-This module starts no thread. Requests carry ids. One of the threads that wait for replies reads the
-socket, and hands the others their replies. So one thread's wait does not delay another thread's
-call.
+This module starts no thread. Requests have ids. One of the threads that wait for replies reads the
+socket, and passes the other threads their replies. So one thread's wait does not delay another
+thread's call.
 
-A signal handler may make a request while its thread is inside another request, at any step. So the
-C function that sends or receives bytes also records them (``extend`` over ``map``). A frame is
-handed out, possibly twice, before it is dropped. Both locks are reentrant (``RLock``).
+A signal handler may make a request at any step of an interrupted request of its thread. So one C
+call both sends or receives bytes and records them (``extend`` over ``map``). A received frame is
+delivered, possibly twice, before it is dropped. Both locks are reentrant (``RLock``).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from transport._store.fields import LENGTH_BYTES, WireError, pack_number, unpack
 from transport._store.tcp.wire import REPLY, Status, frame_size, pack_request
 from transport._waiting.interrupts import SLICE_SECONDS, next_slice, sliced
 
-# How late the server may answer after a wait's end.
+# How long after a wait's end the server may answer.
 GRACE_SECONDS = 5.0
 # A server that accepts no bytes for this long is lost.
 _SEND_SECONDS = 60.0
 _GOODBYE_SECONDS = 1.0
 # A waiting thread checks at this interval whether it missed a wakeup.
 _SLICE_SECONDS = 5.0
-# The same for a wait with a breaker, in case the server does not answer the cancellation.
+# The interval for a wait with a breaker, in case the server does not answer the cancellation.
 _BREAKABLE_SECONDS = 0.25
 _RECEIVE_BYTES = 1 << 18
 _TIMEVAL = struct.Struct("@ll")
@@ -49,7 +49,7 @@ Reply = tuple[Status, list[bytes]]
 
 
 class _StoreRequest:
-    """A request under way. ``wakeups`` wakes its thread; ``breaker`` can end its wait."""
+    """A pending request. ``wakeups`` wakes its thread; ``breaker`` can end its wait."""
 
     __slots__ = ("breaker", "reply", "wakeups")
 
@@ -60,7 +60,7 @@ class _StoreRequest:
 
 
 class _SendBuffer:
-    """Bytes to send, and the number of bytes that each system call took."""
+    """Bytes to send, and the number of bytes that each system call sent."""
 
     __slots__ = ("data", "taken")
 
@@ -92,16 +92,16 @@ class StoreConnection:
         self._waits_end: set[Breaker | None] = set()
         self._failure: str | None = None
         self._unreachable = False
-        # Appended to by any thread, else used under the send lock.
+        # Any thread may append to the queue. All other uses hold the send lock.
         self._send_lock = threading.RLock()
         self._send_queue: deque[_SendBuffer] = deque()
-        # Held by the thread that reads; guards the next three.
+        # Held by the reading thread; guards the next three fields.
         self._turn = threading.RLock()
         self._received: list[bytes] = []
         self._needed = LENGTH_BYTES
         self._receive_seconds = -1.0
-        # The kernel keeps the time limits. Python's own cost a poll before each call, and sending
-        # and receiving threads could not have different ones.
+        # Timeouts are set in the kernel: Python's would cost a poll before each call, and be the
+        # same for sending and receiving threads.
         sock.settimeout(None)
 
     def request(
@@ -114,8 +114,7 @@ class StoreConnection:
     ) -> Reply:
         """Send a request and return its reply.
 
-        The server must reply within ``seconds``, and may be late by ``grace`` (default:
-        ``GRACE_SECONDS``).
+        The server has to reply within ``seconds`` plus ``grace`` (default: ``GRACE_SECONDS``).
 
         Raises DistStoreError if the connection is closed or lost, the server is silent, ``breaker``
         ended the request, or this process is a fork of the one that connected.
@@ -142,7 +141,7 @@ class StoreConnection:
         return status, answer
 
     def post(self, op: Op, fields: Sequence[bytes]) -> None:
-        """Send a request without waiting for its reply, which a later request reads and drops.
+        """Send a request without waiting for its reply, which a later request discards.
 
         Raises DistStoreError if the connection is closed or lost, or in a forked child.
         """
@@ -152,15 +151,15 @@ class StoreConnection:
         self._flush_soon()
 
     def end_waits_of(self, breaker: Breaker) -> None:
-        """End current and later requests with this ``breaker`` with a DistStoreError.
+        """Make current and later requests with this ``breaker`` raise DistStoreError.
 
-        Any thread may call it; it never blocks.
+        Thread-safe; never blocks.
         """
         breaker.broken = True
         if os.getpid() != self._pid:
             return
         for number in breaker.numbers.copy():
-            # The server's answer to it wakes the thread if it sleeps in the socket.
+            # The server's answer wakes a thread that is blocked in the socket.
             self._send_queue.append(_cancel(number))
             request = self._expected.get(number)
             if request is not None:
@@ -176,7 +175,7 @@ class StoreConnection:
     def end_waits(self, end: bool, breaker: Breaker | None = None) -> None:
         """Make current and later waits time out at once; with ``end`` False, stop doing so.
 
-        It concerns only waits with this ``breaker``, or without one if it is None.
+        Only waits with this ``breaker`` are affected; None: only those without one.
         """
         (self._waits_end.add if end else self._waits_end.discard)(breaker)
         if not end or self._failure is not None:
@@ -184,7 +183,7 @@ class StoreConnection:
         for number, request in list(self._expected.items()):
             if request.breaker is breaker:
                 self._send_queue.append(_cancel(number))
-        # If a thread is stuck in sending, the server does not read, and would not read this either.
+        # If a thread is stuck in sending, the server does not read: skip the cancellations.
         if self._send_lock.acquire(timeout=_GOODBYE_SECONDS):
             try:
                 with contextlib.suppress(DistStoreError):
@@ -193,9 +192,9 @@ class StoreConnection:
                 self._send_lock.release()
 
     def hang_up(self) -> None:
-        """End the connection without a goodbye: threads that wait here get a DistStoreError.
+        """End the connection without a goodbye; waiting threads get a DistStoreError.
 
-        Any thread may call it; it never blocks. ``close`` must still be called.
+        Thread-safe; never blocks. ``close`` must still be called.
         """
         if os.getpid() != self._pid:
             return
@@ -206,10 +205,10 @@ class StoreConnection:
     def close(self, *, goodbye: bool = True) -> None:
         """Hang up, after a ``goodbye`` or as if this process had died.
 
-        Threads that wait here get a DistStoreError. Idempotent.
+        Waiting threads get a DistStoreError. Idempotent.
         """
         if os.getpid() != self._pid:
-            # The connection is the parent's: nothing may be sent on it. Forking closed our copy.
+            # The connection is the parent's: nothing may be sent on it. The fork's copy is closed.
             return
         if self._failure == _CLOSED:
             return
@@ -257,7 +256,7 @@ class StoreConnection:
         self._expected[number] = request
         self._check()
         self._send_queue.append(_SendBuffer(data))
-        if request.breaker in self._waits_end:  # maybe only since the data was packed
+        if request.breaker in self._waits_end:  # perhaps since the data was packed
             self._send_queue.append(_cancel(number))
         self._flush_soon(seconds)
 
@@ -295,7 +294,7 @@ class StoreConnection:
                 if not self._await_room(until):
                     if seconds < _SEND_SECONDS:
                         raise self._silence(seconds) from None
-                    why = f"sending failed: the server took nothing for {_SEND_SECONDS:g} s"
+                    why = f"sending failed: the server read nothing for {_SEND_SECONDS:g} s"
                     self._fail(why, unreachable=True)
                     raise self._error() from None
             except OSError as error:
@@ -310,8 +309,8 @@ class StoreConnection:
     # Receiving.
 
     def _flush_if_free(self) -> None:
-        """Send what can be sent without blocking. If another thread is sending, it or the next
-        sender sends these bytes too.
+        """Send without blocking. If another thread is sending, it or the next sender sends the
+        queued bytes.
         """
         if self._send_lock.acquire(blocking=False):
             try:
@@ -325,7 +324,7 @@ class StoreConnection:
         while request.reply is None:
             self._check()
             if breaker is not None and breaker.broken:
-                raise DistStoreError(f"{self._name}: the wait was broken off")
+                raise DistStoreError(f"{self._name}: the wait was interrupted")
             left = until - time.monotonic()
             if left <= 0:
                 raise self._silence(seconds)
@@ -342,16 +341,16 @@ class StoreConnection:
         return request.reply
 
     def _read_for(self, request: _StoreRequest, until: float) -> None:
-        """Read and hand out replies until this request has its own, or until the deadline."""
+        """Read and deliver replies until this request has its reply, or until the deadline."""
         breaker = request.breaker
         if self._received:
-            self._hand_out()  # bytes that a thread read before it gave up
+            self._deliver()  # bytes that a thread read before it was interrupted
         slice_ = _SLICE_SECONDS if breaker is None else _BREAKABLE_SECONDS
         while request.reply is None and (left := until - time.monotonic()) > 0:
             if breaker is not None and breaker.broken:
                 return
             left = next_slice(min(left, slice_))
-            # Rounded up, so that equal timeouts do not cost a system call each.
+            # Rounded up, to save a system call for each of several equal timeouts.
             spare = 0.0 if left <= SLICE_SECONDS else 1.0
             if not left <= self._receive_seconds <= left + spare:
                 self._receive_seconds = left + spare / 2
@@ -365,15 +364,15 @@ class StoreConnection:
             except OSError as error:
                 self._fail(f"receiving failed: {error}", is_out_of_reach(error))
                 raise self._error() from error
-            self._hand_out()
+            self._deliver()
 
-    def _hand_out(self) -> None:
-        """Give the requests the replies received so far. The caller holds the turn."""
+    def _deliver(self) -> None:
+        """Deliver the replies received so far. The caller holds the turn."""
         received = self._received
         if sum(map(len, received)) >= self._needed:
             data = b"".join(received)
             try:
-                begin, needed = self._hand_out_from(data)
+                begin, needed = self._deliver_from(data)
             except (WireError, ValueError) as error:
                 self._fail(f"the server sent an invalid reply: {error}")
                 raise self._error() from error
@@ -384,9 +383,9 @@ class StoreConnection:
             self._fail("the server hung up")
             raise self._error()
 
-    def _hand_out_from(self, data: bytes) -> tuple[int, int]:
-        """Hand out the whole replies in ``data``. Return the offset behind the last one, and the
-        bytes needed for the next.
+    def _deliver_from(self, data: bytes) -> tuple[int, int]:
+        """Deliver the complete replies in ``data``. Return the offset behind the last one, and
+        the bytes needed for the next.
         """
         begin = 0
         while len(data) - begin >= LENGTH_BYTES:
@@ -445,6 +444,6 @@ _CLOSED = "closed"
 
 
 def _timeval(seconds: float) -> bytes:
-    """Return a time limit for setsockopt; 0 would mean none."""
+    """Return a timeout for setsockopt, at least 1 µs, because 0 means none."""
     micros = max(1, min(int(seconds * 1e6), 10**15))
     return _TIMEVAL.pack(micros // 10**6, micros % 10**6)

@@ -1,8 +1,7 @@
 """The server of TCPStores: one thread, one selector, no blocking calls.
 
-The server keeps the waits, so a waiting client costs nothing until its key comes, and is answered
-at once. When a client disappears without a goodbye, the server appends its will to the log that it
-names.
+The server holds the waits: clients do not poll, and are answered once their keys exist. When a
+client disappears without a goodbye, the server appends its will to the key that the will names.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger("meshlib.transport")
 _RECEIVE_BYTES = 1 << 18
-# A client with this many unread bytes is not read from until it reads.
+# The server stops reading from a client with this many unread bytes.
 _MAX_UNSENT = 1 << 26
 
 
@@ -56,7 +55,7 @@ class _Client:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A request whose answer comes later: from its table, at ``expires``, or never."""
+    """A request whose answer is sent later: by its table, at ``expires``, or never."""
 
     client: _Client
     number: int
@@ -65,12 +64,12 @@ class _Wait:
 
 
 class TCPStoreServer:
-    """Serves a store from a daemon thread of its own until ``close``.
+    """Serves a store from its own daemon thread until ``close``.
 
-    Without a ``secret``, ``host`` None is the loopback; with one, it is all interfaces, like
-    ``""``. If ``port`` is 0, the kernel chooses one; read ``.port`` then. A listening socket as
-    ``listener`` replaces both. ``tls`` defaults to the environment's. Raises DistNetworkError when
-    the port is taken.
+    ``host`` None means the loopback without a ``secret``, all interfaces (like ``""``) with one.
+    If ``port`` is 0, the kernel chooses one: see ``.port``. A listening socket as ``listener``
+    replaces both. ``tls`` defaults to the environment's. Raises DistNetworkError if the port is in
+    use.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class TCPStoreServer:
         self._commands = Commands()
         self._clients: set[_Client] = set()
         self._dirty: dict[_Client, None] = {}
-        # (moment, tie breaker, wait); waits that were answered before linger, see _prune.
+        # (time, tie breaker, wait), including waits that were answered: see _prune.
         self._timers: list[tuple[float, int, _Wait]] = []
         self._parked = 0
         self._count = itertools.count()
@@ -107,7 +106,7 @@ class TCPStoreServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The server's address for this process."""
+        """The server's address, as seen from this machine."""
         return self._reached_at, self.port
 
     def close(self) -> None:
@@ -145,7 +144,7 @@ class TCPStoreServer:
         if events & selectors.EVENT_READ:
             try:
                 self._read(client)
-            except Exception:  # noqa: BLE001 (a bug's; the other clients are not concerned)
+            except Exception:  # noqa: BLE001 (a bug must not affect other clients)
                 self._dismiss(client)
         else:
             self._dirty[client] = None
@@ -156,11 +155,11 @@ class TCPStoreServer:
             client = self._dirty.popitem()[0]
             try:
                 self._flush(client)
-            except Exception:  # noqa: BLE001 (a bug's; the other clients are not concerned)
+            except Exception:  # noqa: BLE001 (a bug must not affect other clients)
                 self._dismiss(client)
 
     def _dismiss(self, client: _Client) -> None:
-        """Drop a client after an unexpected error, so that the others are served on."""
+        """Drop a client after an unexpected error, and continue to serve the others."""
         _LOGGER.exception("%r dropped a client", self)
         if not client.closed:
             self._drop(client)
@@ -222,7 +221,7 @@ class TCPStoreServer:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                # It does not hear us any more. What it said before, maybe goodbye, still counts.
+                # The client does not read any more. Its earlier requests, such as a goodbye, count.
                 client.mute = True
                 sent = len(unsent)
             del unsent[:sent]
@@ -296,14 +295,14 @@ class TCPStoreServer:
         self._flush_all()
 
     def _prune(self) -> None:
-        """Keep the heap within a constant factor of the number of waits."""
+        """Limit the heap to a constant factor of the number of waits."""
         if len(self._timers) > 64 + 2 * self._parked:
             self._timers = [entry for entry in self._timers if entry[2].pending is not None]
             heapq.heapify(self._timers)
 
 
 def _reached_at(listener: socket.socket) -> str:
-    """Return the host at which this machine reaches ``listener``."""
+    """Return the host at which processes of this machine reach ``listener``."""
     host = str(listener.getsockname()[0])
     if host == "::":
         alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)

@@ -1,4 +1,4 @@
-"""The address at which a master serves a store, and servers shared by masters of one process."""
+"""The listening address of a master, and servers that masters of one process share."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerLease:
-    """The right to use a server of this process, at ``address``, until ``close``. The server ends
-    with its last lease.
+    """The right to use a server of this process, at ``address``, until ``close``.
+
+    The server ends with its last lease.
     """
 
     address: tuple[str, int]
     close: Callable[[], None]
-    """To be called once."""
+    """Must be called once."""
 
 
 class _Tenants:
-    """Servers shared by masters, one for each port of this process."""
+    """Servers that masters share, one for each port of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By process (a fork inherits this, but no server) and port: server, secret, leases.
+        # (pid, port) → (server, secret, leases). A fork inherits the table, but no server.
         self._servers: dict[tuple[int, int], tuple[TCPStoreServer, bytes | None, int]] = {}
 
     def lease(self, host: str, port: int, secret: bytes | None, tls: Tls | None) -> ServerLease:
@@ -42,8 +43,8 @@ class _Tenants:
             server, its_secret, leases = self._servers.get(key, (None, secret, 0))
             if its_secret != secret:
                 raise ValueError(
-                    f"secret differs from the one of the store that serves port {port} already;"
-                    " tenants of one server must have the same"
+                    f"secret differs from that of the store that already serves port {port};"
+                    " tenants of one server must have the same secret"
                 )
             if server is None:
                 listen_at = listen_host(host, secret)
@@ -74,10 +75,10 @@ def lease_server(
     shared: bool,
     listen_fd: int | None,
 ) -> ServerLease:
-    """Return a lease on a server at ``host:port``, a new one unless it may be ``shared``.
+    """Return a lease on a server at ``host:port``: a new one, unless it may be ``shared``.
 
-    ``listen_fd`` is a listening socket to use instead, owned by the server from now on. Raises
-    DistNetworkError when the port cannot be had or ``listen_fd`` is not a listening socket.
+    If given, ``listen_fd`` is a listening socket to use instead, which the server then owns.
+    Raises DistNetworkError if the port is not available or ``listen_fd`` is not a listening socket.
     """
     if shared and listen_fd is None:
         return _TENANTS.lease(host, port, secret, tls)
@@ -95,11 +96,11 @@ def lease_server(
 
 
 def listen_host(host: str, secret: bytes | None) -> str:
-    """Return the address on which the master that others call ``host`` should listen.
+    """Return the listening address of a master that other hosts reach at ``host``.
 
-    An address literal and the loopback's names are used as they are. Another name may stand for
-    another address here than elsewhere: many systems map their own name to a loopback address. So
-    with a secret it means all interfaces, and without one only the name's own address.
+    An address literal and the loopback's names are returned unchanged. Any other name may resolve
+    differently here: many systems map their own name to a loopback address. So with a secret the
+    master listens on all interfaces, and without one only on the name's address.
     """
     if not secret:
         return host

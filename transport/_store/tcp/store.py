@@ -61,9 +61,8 @@ class TCPStore(Store):
         tls: The TLS configuration; default: from the environment.
 
     Several threads may use one object; their waits do not delay each other. Raises DistNetworkError
-    when the server cannot be reached or the port is taken, AuthenticationError when the secrets
-    differ, StoreTimeoutError when workers are missing, ValueError and TypeError for wrong
-    arguments.
+    if the server cannot be reached or the port is in use, AuthenticationError if the secrets
+    differ, StoreTimeoutError if workers are missing, ValueError and TypeError for wrong arguments.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class TCPStore(Store):
 
     @property
     def host(self) -> str:
-        """The host name that the store was given."""
+        """The ``host_name`` argument."""
         return self._host
 
     @property
@@ -133,44 +132,44 @@ class TCPStore(Store):
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host that the store was given, and its port."""
+        """The ``host_name`` argument, and the server's port."""
         return self._host, self.port
 
     @property
     def world_size(self) -> int | None:
-        """The ``world_size`` that the store was given."""
+        """The ``world_size`` argument."""
         return self._world_size
 
     def with_grace(self, seconds: float) -> TCPStore:
         """Return this store over the same connection, for callers that cannot wait for a silent
         server.
 
-        Its calls raise ``DistStoreError`` when an answer is late by more than ``seconds``.
+        Its calls raise ``DistStoreError`` if an answer is late by more than ``seconds``.
         """
         other = copy(self)
-        other._closed = True  # that is, not to be closed
+        other._closed = True  # so that its close() does nothing
         other._grace = seconds
         return other
 
     def aside(self) -> TCPStore:
         """Return this store over the same connection. Its ``hang_up`` ends its own waits only.
 
-        If the server is silent, that may take a second.
+        If the server is silent, ``hang_up`` may take a second to do so.
         """
         other = copy(self)
-        other._closed = True  # that is, not to be closed
+        other._closed = True  # so that its close() does nothing
         other._breaker = Breaker()
         other._ends, other._last_end = {}, []
         return other
 
     def clone(self) -> TCPStore:
-        """Return a client with a connection of its own, and no part of the server.
+        """Return a client with its own connection, which does not serve the store.
 
-        Raises DistStoreError when this store is closed.
+        Raises DistStoreError if this store is closed.
         """
         if self._closed:
             raise DistStoreError(f"{self.describe()} is closed")
-        # The server is known to listen, so a refused connection soon becomes an error.
+        # The server is known to listen, so a refused connection is not retried for long.
         seconds = min(self._timeout, _CLONE_SECONDS)
         other = TCPStore(*self._address, timeout=seconds, secret=self._secret, tls=self._tls)
         other.set_timeout(self._timeout)
@@ -193,7 +192,7 @@ class TCPStore(Store):
             if self._closed:
                 return
             self._closed = True
-        # A goodbye only withdraws the will, and may take a moment.
+        # A goodbye only withdraws the will; without one, skip its delay.
         self._connection.close(goodbye=self._has_will)
         if self._lease is not None:
             self._lease.close()
@@ -206,7 +205,7 @@ class TCPStore(Store):
             return
         _warn(f"unclosed {self.describe()}", ResourceWarning, source=self)
         self._closed = True
-        # No goodbye: a process that dies of an exception may come here, too.
+        # No goodbye: this also runs in a process that dies of an exception.
         self._connection.close(goodbye=False)
         if self._lease is not None:
             self._lease.close()
@@ -215,7 +214,7 @@ class TCPStore(Store):
         hung_up = False
         while True:
             sock = connect(*self._address, deadline)
-            # A listener that accepts and then stays silent for so long is not a store.
+            # A listener that accepts and then is silent for this time is not a store.
             handshake = Deadline.after(min(deadline.remaining(), HANDSHAKE_SECONDS))
             connected = False
             try:
@@ -228,12 +227,12 @@ class TCPStore(Store):
                 if isinstance(error.__cause__, TimeoutError) and handshake.expired:
                     where = format_address(*self._address)
                     raise AuthenticationError(
-                        f"{error}. It accepted the connection: perhaps another program than this"
-                        f" job's store has the address {where}",
+                        f"{error}. It accepted the connection: perhaps a program other than this"
+                        f" job's store listens at {where}",
                         refused=False,
                     ) from error.__cause__
-                # Too many strangers, or a closing earlier server, look like a refused proof: both
-                # hang up. A second hang-up counts as a refusal.
+                # A server with too many unauthenticated connections, or one that is closing, hangs
+                # up as if it refused the proof. Only a second hang-up counts as a refusal.
                 unclear = not hung_up and isinstance(error.__cause__, ConnectionError)
                 if not isinstance(error, HandshakeInterruptedError) and not unclear:
                     raise
@@ -276,7 +275,7 @@ class TCPStore(Store):
             op, fields, deadline.seconds, self._grace, self._breaker
         )
         if status == Status.TIMEOUT:
-            raise self._waited_in_vain(op, answer, deadline)
+            raise self._wait_error(op, answer, deadline)
         return answer
 
     def _will(self, key: bytes, value: bytes) -> bool:

@@ -1,8 +1,8 @@
-"""The bytes between a TCPStore and its server.
+"""The protocol between a TCPStore and its server.
 
-A request is ``length, id, op, timeout`` and fields; a reply ``length, id, status`` and fields
-(``transport._store.fields``). Lengths do not count themselves; all numbers are little-endian.
-Replies may come in another order than requests: ids pair them.
+A request is ``length, id, op, timeout`` and fields; a reply is ``length, id, status`` and fields
+(``transport._store.fields``). A length does not include itself; all numbers are little-endian.
+Replies may arrive in another order than requests; ids match them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REQUEST = struct.Struct("<IIBd")
 REPLY = struct.Struct("<IIB")
 
 MAX_FRAME = 1 << 30
-"""The longest frame, in bytes. A longer announcement ends the connection unread."""
+"""The longest frame, in bytes. A frame that announces more ends the connection unread."""
 
 
 class Status(enum.IntEnum):
@@ -29,7 +29,7 @@ class Status(enum.IntEnum):
 
 
 def pack_request(number: int, op: int, timeout: float, fields: Sequence[bytes]) -> bytes:
-    """Return a request; raise ValueError when it is longer than ``MAX_FRAME``."""
+    """Return a request; raise ValueError if it is longer than ``MAX_FRAME``."""
     body = pack_fields(fields)
     length = REQUEST.size - LENGTH_BYTES + len(body)
     if length > MAX_FRAME:
@@ -44,7 +44,7 @@ def pack_reply(number: int, status: int, fields: Sequence[bytes]) -> bytes:
 
 
 class Frames:
-    """Cuts a stream into frames. ``header`` is the struct that each begins with."""
+    """Cuts a stream into frames, each of which begins with the struct ``header``."""
 
     __slots__ = ("_header_bytes", "_rest")
 
@@ -53,13 +53,13 @@ class Frames:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next piece of the stream; return the frames that it completes, whole.
+        """Add ``data`` to the stream; return the frames that it completes.
 
-        Raises WireError when a frame announces an impossible length. Nothing is allocated for
-        what has not arrived.
+        Raises WireError if a frame announces an impossible length. No memory is allocated before
+        its bytes arrive.
         """
         rest = self._rest
-        # Nearly always: one piece is one frame.
+        # Usually, data is exactly one frame.
         if not rest and len(data) >= LENGTH_BYTES and self._size(data, 0) == len(data):
             return [data]
         rest += data
@@ -80,9 +80,9 @@ class Frames:
 
 
 def frame_size(data: bytes | bytearray, begin: int, header_bytes: int) -> int:
-    """Return how many bytes the frame at ``data[begin:]`` takes; its length must be there.
+    """Return the size of the frame at ``data[begin:]``, whose length field must be complete.
 
-    Raises WireError when that is shorter than its header, or impossibly long.
+    Raises WireError if the frame is shorter than its header, or longer than ``MAX_FRAME``.
     """
     size = LENGTH.unpack_from(data, begin)[0] + LENGTH_BYTES
     if not header_bytes <= size <= MAX_FRAME + LENGTH_BYTES:

@@ -1,1 +1,1 @@
-"""Members find and connect to each other."""
+"""The exchange of addresses and connections between members."""

@@ -17,11 +17,10 @@ from transport._store.prefix_store import underlying
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of one rank's endpoint, as it is published in a store.
+    """The address of one rank's endpoint, as published in a store.
 
-    ``token`` (hexadecimal) is fresh for each endpoint. A process that reuses a dead process's port
-    has another token, and so is not mistaken for it. ``machine`` tells whether a loopback address
-    is our own.
+    ``token`` (hexadecimal) is unique to the endpoint, so a process that reuses a dead process's
+    port is not mistaken for it. ``machine`` shows on which machine a loopback address is valid.
     """
 
     host: str
@@ -35,7 +34,7 @@ class Address:
 
     @classmethod
     def decode(cls, data: bytes) -> Address:
-        """Return the address in ``data``; raise DistNetworkError when there is none."""
+        """Return the address that ``data`` encodes; raise DistNetworkError if it is malformed."""
         try:
             fields = json.loads(data)
             address = cls(**fields)
@@ -45,7 +44,7 @@ class Address:
                 and isinstance(address.port, int)  # pyright: ignore[reportUnnecessaryIsInstance]
                 and 0 < address.port <= 65535
             ):
-                raise ValueError("host or port is none")
+                raise ValueError("the host or the port is invalid")
         except (ValueError, TypeError, RecursionError) as error:
             raise DistNetworkError(
                 f"expected the address of a TCP endpoint in the store, got {data[:80]!r}"
@@ -53,9 +52,9 @@ class Address:
         return address
 
     def check_reachable(self, name: str) -> None:
-        """Raise DistNetworkError when this is the loopback of another machine.
+        """Raise DistNetworkError if this is a loopback address of another machine.
 
-        ``name`` is the name in messages of the rank that published it.
+        ``name`` is the publishing rank's name in messages.
         """
         if is_loopback(self.host) and self.machine != this_machine():
             raise DistNetworkError(
@@ -68,7 +67,7 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """True if ``host`` (a name or an address) is reached from its own machine only."""
+    """True if ``host`` (a name or an address) can be reached only from its own machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -78,9 +77,8 @@ def is_loopback(host: str) -> bool:
 def listening_host(membership: Membership) -> str:
     """Return the host on which this rank listens, and at which its peers reach it.
 
-    The runtime's ``host`` comes first, then the address of the interface that leads to the store.
-    It is the loopback where the store has no address, or where the job has no secret that keeps
-    strangers out.
+    This is the runtime's ``host`` if set, else the address of the interface that leads to the
+    store. Without an address of the store, or without a secret, it is the loopback.
     """
     runtime = membership.runtime
     if runtime.host is not None:

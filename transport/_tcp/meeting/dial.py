@@ -1,4 +1,4 @@
-"""Reaching a member: find its address in the group's store, connect, say what for."""
+"""Connecting to a member: read its address from the group's store, connect, send a hello."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ from transport._tcp.meeting.hello import WELCOME, Hello, TrafficKind, digest_of
 
 
 def publish(membership: Membership, address: Address) -> None:
-    """Tell the other members where this rank listens."""
+    """Publish this rank's listening address to the other members."""
     membership.store.post(address_key(membership.rank), address.encode())
 
 
 def address_key(rank: int) -> str:
-    """Return where a rank has published its address."""
+    """Return the key under which a rank publishes its address."""
     return f"tcp/{rank}"
 
 
 class Dial:
-    """One attempt to reach the member ``peer``, who has published ``address`` (None: not known
-    yet). Any thread may ``cancel`` it.
+    """One attempt to connect to ``peer``, with its published ``address`` (None: read it).
 
-    The connection is number ``number`` of the link's. The first one finds out how many
-    ``connections`` these are: as many as given where the peer is far, else one.
+    Any thread may ``cancel`` it. ``number`` is the connection's index in the link. Number 0 decides
+    how many ``connections`` the link has: the argument for a distant peer, else one.
     """
 
     def __init__(
@@ -65,12 +64,14 @@ class Dial:
         self._waits_on: socket.socket | None = None
 
     def connect(self, call: Call) -> socket.socket:
-        """Return a connection on which the member has been told what it is for.
+        """Return a connection that the peer has welcomed.
 
-        Raises ``CommunicatorTimeoutError`` past the call's deadline, and
-        ``CommunicatorAbortedError`` after ``cancel``. Raises ``PeerLostError`` when the member no
-        longer listens or is out of reach. Raises ``AuthenticationError`` when it has another
-        secret, and ``DistNetworkError`` when no network path leads to it.
+        Raises:
+            CommunicatorTimeoutError: past the call's deadline.
+            CommunicatorAbortedError: after ``cancel``.
+            PeerLostError: The peer no longer listens or is out of reach.
+            AuthenticationError: The peer's secret differs.
+            DistNetworkError: No network path leads to the peer.
         """
         try:
             published = self._address or self._keys.read(address_key(self._peer), self._peer, call)
@@ -78,8 +79,8 @@ class Dial:
             try:
                 return self._greet(call, address, self._reach(call, address))
             except AuthenticationError as error:
-                # A member that dies in the handshake hangs up, as does one that refuses our proof.
-                # The second attempt tells them apart: a dead member no longer listens.
+                # A peer that dies during the handshake hangs up, and so does one that refuses the
+                # proof. The second attempt distinguishes them: a dead peer no longer listens.
                 if not isinstance(error.__cause__, ConnectionError):
                     raise
                 return self._greet(call, address, self._reach(call, address))
@@ -89,7 +90,7 @@ class Dial:
             raise
 
     def cancel(self, reason: str) -> None:
-        """Have ``connect`` raise ``CommunicatorAbortedError`` with ``reason``. Never blocks."""
+        """Make ``connect`` raise ``CommunicatorAbortedError`` with ``reason``. Never blocks."""
         with self._lock:
             self._cancelled = reason
             if self._waits_on is not None:
@@ -98,7 +99,7 @@ class Dial:
         self._keys.cancel(reason)
 
     def _wait_on(self, what: socket.socket | None) -> None:
-        """Note what ``cancel`` has to break off; raise when it has been called."""
+        """Set the socket that ``cancel`` has to shut down; raise if it was called already."""
         with self._lock:
             self._waits_on = what
             if self._cancelled is not None:
@@ -142,7 +143,7 @@ class Dial:
             if runtime.tls is not None:
                 sock = runtime.tls.client(sock)
                 self._wait_on(sock)
-            # With the proof: three round trips, of which the first two are TCP's and the nonces'.
+            # The hello follows the proof without waiting, which saves a round trip.
             authenticate(sock, runtime.secret, call.deadline, initiator=True, behind=hello.pack())
             recv_exact(sock, len(WELCOME), call.deadline)
             self._wait_on(None)

@@ -1,4 +1,4 @@
-"""The one place where a rank accepts connections, for all of its groups."""
+"""A rank's endpoint, which accepts the connections of all its groups."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _MAX_HELD = 1024
 _MAX_CLOSED_GROUPS = 4096
 
 Deliver = Callable[[Hello, socket.socket], None]
-"""Given each connection of a group: authenticated, non-blocking. Answers ``WELCOME`` or closes it;
-must not block.
+"""Called with each connection of a group, authenticated and non-blocking. Answers ``WELCOME`` or
+closes the connection; must not block.
 """
 
 
 @dataclass(slots=True, eq=False)
 class _Newcomer:
-    """A connection that has proved itself and has not said what it is for."""
+    """An authenticated connection before its hello."""
 
     sock: socket.socket
     expires: float
@@ -48,11 +48,11 @@ class _Newcomer:
 
 
 class TcpEndpoint:
-    """Listens on ``host`` in a daemon thread of its own until ``close``.
+    """Listens on ``host`` in its own daemon thread until ``close``.
 
-    It holds a connection for a group that this rank has not made yet. It holds at most ``max_held``
-    of them, and drops the oldest for newer ones. The owner publishes ``address``.
-    Raises DistNetworkError when ``host`` cannot be listened on.
+    It holds connections for groups that this rank has not made yet, at most ``max_held``, and drops
+    the oldest for newer ones. The owner publishes ``address``. Raises DistNetworkError if it cannot
+    listen on ``host``.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class TcpEndpoint:
         self._loop.start()
 
     def register(self, group: str, deliver: Deliver) -> None:
-        """Have the connections of ``group`` delivered, also those that came before.
+        """Call ``deliver`` with all connections of ``group``.
 
-        Called from this thread for the latter, from the endpoint's for later ones.
+        The calling thread delivers earlier connections, and the endpoint's thread later ones.
         """
         digest = digest_of(group)
         with self._lock:
@@ -101,17 +101,17 @@ class TcpEndpoint:
                 self._closed_groups.popitem(last=False)
 
     def attend(self, worker: MessageWorker) -> None:
-        """Read messages for ``worker`` in this endpoint's thread while nobody waits for them."""
+        """Read messages for ``worker`` in this endpoint's thread while no thread waits for them."""
         with self._lock:
             self._workers.append(worker)
         self.wake()
 
     def wake(self) -> None:
-        """Have the thread look at what its workers want. Thread-safe; never blocks."""
+        """Make the endpoint's thread call its workers. Thread-safe; never blocks."""
         self._loop.wake()
 
     def close(self) -> None:
-        """Stop listening, and drop connections that were not handed out. Idempotent."""
+        """Stop listening, and drop connections that were not delivered. Idempotent."""
         self._loop.stop()
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class TcpEndpoint:
             if left > 0:
                 break
             self._forget(oldest)
-            self._refuse(oldest.sock, "it did not say in time what it is for")
+            self._refuse(oldest.sock, "it sent no hello in time")
             left = None
         return left
 
@@ -173,17 +173,17 @@ class TcpEndpoint:
             return
         self._forget(newcomer)
         if data:
-            self._hand_over(newcomer.sock, Hello.unpack(newcomer.received))
+            self._pass_on(newcomer.sock, Hello.unpack(newcomer.received))
         else:
-            self._refuse(newcomer.sock, "it hung up before it said what it is for")
+            self._refuse(newcomer.sock, "it hung up before its hello")
 
     def _forget(self, newcomer: _Newcomer) -> None:
         del self._newcomers[newcomer]
         self._selector.unregister(newcomer.sock)
 
-    def _hand_over(self, sock: socket.socket, hello: Hello) -> None:
+    def _pass_on(self, sock: socket.socket, hello: Hello) -> None:
         if not hmac.compare_digest(hello.token, self._token):
-            self._refuse(sock, "it looks for another endpoint, which had this port before")
+            self._refuse(sock, "it expects another endpoint, which used this port before")
             return
         with self._lock:
             deliver = self._groups.get(hello.group)
@@ -197,7 +197,7 @@ class TcpEndpoint:
             sock.close()
 
     def _hold(self, sock: socket.socket, hello: Hello) -> None:
-        """Keep a connection until its group is made. The caller holds the lock."""
+        """Hold a connection until its group is made. The caller holds the lock."""
         if hello.group in self._closed_groups:
             self._refuse(sock, "its group is closed")
             return

@@ -1,4 +1,4 @@
-"""The first message of the connecting side, once both sides have authenticated."""
+"""The connecting side's first message after authentication."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ HELLO_BYTES = _LAYOUT.size
 
 
 WELCOME = b"\x01"
-"""The answer to a hello, once the group's communicator there has the connection."""
+"""The answer to a hello, once the peer's communicator has accepted the connection."""
 
 
 class TrafficKind(enum.IntEnum):
-    """The traffic of a connection."""
+    """The purpose of a connection."""
 
     COLLECTIVE = 1
     POINT_TO_POINT = 2
     RPC = 4
-    """Remote calls one way, and their replies the other."""
+    """Remote calls in one direction, and their replies in the other."""
 
 
 class Hello(NamedTuple):
     """The receiving endpoint's token, the group's digest, the sender's group rank, and the
-    connection's ``TrafficKind``. It is number ``number`` of the link's ``connections``.
+    ``TrafficKind``. ``number`` is the connection's index among the link's ``connections``.
     """
 
     token: bytes
@@ -37,7 +37,7 @@ class Hello(NamedTuple):
     connections: int = 1
 
     def pack(self) -> bytes:
-        """Return the message, ``HELLO_BYTES`` bytes."""
+        """Return the hello as ``HELLO_BYTES`` bytes."""
         return _LAYOUT.pack(*self)
 
     @classmethod
@@ -47,5 +47,5 @@ class Hello(NamedTuple):
 
 
 def digest_of(group: str) -> bytes:
-    """Return a group's name as 32 bytes."""
+    """Return the SHA-256 digest of a group's name."""
     return hashlib.sha256(group.encode()).digest()

@@ -115,7 +115,7 @@ def test_a_program_that_is_meant_to_be_alone(meshrun):
     alone = meshrun.run(script, command=(sys.executable,), env={"MESHLIB_LAUNCHER": "none"})
     assert (alone.code, alone.out) == (0, "0 1\n")
     assert alone.err == (
-        "a world of one, as MESHLIB_LAUNCHER=none asks for: no other process takes part\n"
+        "a world of one, requested by MESHLIB_LAUNCHER=none: no other process takes part\n"
     )
     several = meshrun.run("--nproc-per-node=2", script, env={"MESHLIB_LAUNCHER": "none"})
     assert sorted(several.out.splitlines()) == ["0 2", "1 2"]

@@ -194,7 +194,7 @@ BAD = {
         lambda: dist.all_reduce(ones(), dist.ReduceOp.PREMUL_SUM),
         lambda: dist.ReduceOp(dist.ReduceOp.PREMUL_SUM),
         ValueError,
-        r"PREMUL_SUM needs a factor; expected what premul_sum\(factor\) returns",
+        r"PREMUL_SUM needs a factor; use premul_sum\(factor\)",
     ),
     "factors for another number of elements": (
         lambda: dist.all_reduce(ones(), dist.premul_sum(ones(3))),

@@ -93,7 +93,7 @@ def test_in_a_job():
         (lambda: GRID.complement(0), "size must be at least 1, got 0"),
         (
             lambda: dist.ReduceOp("SUM"),
-            "kind must be a RedOpType, got 'SUM'; use a ready value such as ReduceOp.SUM",
+            "kind must be a RedOpType, got 'SUM'; use an op such as ReduceOp.SUM",
         ),
         (lambda: dist.Future().then(3), "callback must be callable, got 3"),
         (lambda: dist.Future().add_done_callback(3), "callback must be callable, got 3"),

@@ -8,7 +8,7 @@
 #define CLOSE_BYTES 64
 
 #if defined(__x86_64__)
-/* Of any alignment. */
+/* 32 bytes of any alignment. */
 typedef long long Wide __attribute__((vector_size(32), aligned(1), may_alias));
 #define AT_A_TIME (4 * sizeof(Wide))
 

@@ -9,12 +9,12 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-#define CHUNK 8192 /* bytes of which all that the tree keeps stays near */
-#define MAX_WAITING 11 /* blocks of members that wait for their other half: log2(MAX_MEMBERS) and 1 */
+#define CHUNK 8192 /* bytes: the tree's intermediate results of a chunk fit the cache */
+#define MAX_WAITING 11 /* blocks that wait for their other half: log2(MAX_MEMBERS) + 1 */
 
-/* Integers wrap as NumPy's do: the loops compute without sign. As in NumPy, the minimum and the maximum of floats is NaN
- * where an operand is NaN. Of two NaNs the left one's bits win. out may be left or right, but does not overlap them
- * otherwise. both_* write the result into left and right. A peer names where its data lies, so any alignment is taken. */
+/* Integers wrap as NumPy's do: the loops compute unsigned. As in NumPy, the minimum and the maximum of floats is NaN
+ * if an operand is NaN. Of two NaNs, the left one's bits win. out may be left or right, but does not overlap them
+ * otherwise. both_* write the result into left and right. Peers choose the addresses, so any alignment is accepted. */
 #define LOOP(NAME, T, EXPR)                                                                 \
     CLONES static void NAME(void *out, const void *left, const void *right, size_t n) { \
         typedef T Any __attribute__((aligned(1)));                                          \
@@ -65,7 +65,7 @@ const Loops *find_loops(int dtype, int op) {
     return NULL;
 }
 
-/* Divide the n elements of a sum by the number of members, where the op is AVG. */
+/* If the op is AVG, divide the n elements of a sum by the number of members. */
 static void finish(const Loops *loops, void *data, size_t n, int size) {
     if (loops->op != AVG) return;
     if (loops->itemsize == 4) {
@@ -77,9 +77,9 @@ static void finish(const Loops *loops, void *data, size_t n, int size) {
     }
 }
 
-/* A block of 2^k members waits as one value until the next block of as many is one value, too. So blocks merge as
- * the bits of a counter of members carry. At the end each block is the upper half of the one before it. Only the
- * last merge writes to `out`, so that may be one of the parts. */
+/* The result of a block of 2^k members waits until the next block of 2^k members is reduced, too. So blocks merge as
+ * the bits of a member counter carry. At the end, the remaining blocks merge from last to first. Only the last merge
+ * writes to `out`, which may therefore be one of the parts. */
 static void reduce_chunk(const Loops *loops, char *out, const char *const *parts, int size, size_t start, size_t n) {
     _Alignas(LINE) char memory[MAX_WAITING][CHUNK];
     const char *waiting[MAX_WAITING + 1];
@@ -97,7 +97,7 @@ static void reduce_chunk(const Loops *loops, char *out, const char *const *parts
 }
 
 void reduce_parts(const Loops *loops, char *out, const char *const *parts, int size, size_t nbytes) {
-    /* Two parts need no memory in between: a long loop foresees what it reads next. */
+    /* Two parts need no intermediate memory, and the processor prefetches better in one long loop. */
     size_t chunk = size == 2 ? nbytes : CHUNK;
     for (size_t start = 0; start < nbytes; start += chunk)
         reduce_chunk(loops, out, parts, size, start, least(nbytes - start, chunk) / loops->itemsize);

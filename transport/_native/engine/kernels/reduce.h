@@ -13,12 +13,12 @@ typedef struct {
     uint16_t dtype;
     uint8_t op, itemsize;
     Loop combine;
-    BothLoop both; /* of two members, with the operands after them: into both of their parts */
+    BothLoop both; /* for two members: write the result into both parts */
 } Loops;
 
-/* NULL: there are none. */
+/* NULL if the pair has no loops. */
 const Loops *find_loops(int dtype, int op);
 
-/* Reduce bytes [0, nbytes) of the members' parts into `out`, which may be one of them. The order is a binary tree
- * over the members that depends on their number alone: docs/inside/shm.md. */
+/* Reduce bytes [0, nbytes) of the members' parts into `out`, which may be one of the parts. The order is a binary tree
+ * that depends on the number of members alone: docs/inside/shm.md. */
 void reduce_parts(const Loops *loops, char *out, const char *const *parts, int size, size_t nbytes);

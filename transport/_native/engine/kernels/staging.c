@@ -1,11 +1,10 @@
-/* Writing past the caches, where that is faster.
+/* Non-temporal stores (past the caches), if they are faster. All writes for other cores go through this file.
  *
- * Memory that another core has read (a block, a stretch of a ring) lies in that core's cache. Where both cores share
- * a cache, plain stores take it back at little cost, and the next reader finds it there. Where they do not, a plain
- * store first fetches each line, which takes three to five times as long as a store past the caches. The host of a
- * virtual machine decides where it runs the cores, and may move them; nothing shows where they are. So now and then
- * two parts of a piece are written either way, against the clock. Everything written for other cores goes through
- * this file.
+ * Memory that another core has read (a block, a stretch of a ring) is in that core's cache. If both cores share a
+ * cache, plain stores are cheap, and the next reader finds the data there. If they do not, a plain store first fetches
+ * each line, and a non-temporal store is several times faster. The host of a virtual machine places its cores, may
+ * move them, and does not show where they are. So now and then two parts of a piece are written, one with each kind
+ * of store, and timed.
  */
 #include "engine/kernels/staging.h"
 #include "engine/kernels/strides.h"
@@ -26,7 +25,7 @@
 #define WEIGHT 0.25f
 
 #if defined(__x86_64__)
-/* `to` begins a cache line. */
+/* `to` is aligned to a cache line. */
 static size_t stream_sse(char *to, const char *from, size_t size) {
     size_t done = 0;
     for (; done + 64 <= size; done += 64)
@@ -48,7 +47,6 @@ __attribute__((target("avx2"))) static size_t stream_avx(char *to, const char *f
 }
 #endif
 
-/* Past the caches; in order with later stores after `end_stream` only. */
 void stream_past(void *into, const void *from, size_t size) {
 #if defined(__x86_64__)
     char *to = into;
@@ -75,7 +73,7 @@ void stream_bytes(void *into, const void *from, size_t size) {
     end_stream();
 }
 
-/* Copy what begins `done` bytes into the source. */
+/* Copy `size` bytes, beginning `done` bytes into the source. */
 static void fetch(Copy way, char *into, Source from, size_t done, size_t size) {
     if (!from.strides) {
         way(into, from.data + done, size);
@@ -91,10 +89,10 @@ static double timed(Copy way, char *into, Source from, size_t done) {
     return now() - begin;
 }
 
-/* Write two parts either way, and learn from it. */
+/* Write two parts, one with each kind of store, and update the gain. */
 static void try_both(Staging *s, char *into, Source from) {
     double plain, past;
-    /* The second copy finds the source in a better state. */
+    /* The order alternates, because the second copy has an advantage. */
     if (s->tries++ & 1) {
         past = timed(stream_bytes, into, from, 0);
         plain = timed(copy_bytes, into, from, TRIED_BYTES);
@@ -107,7 +105,7 @@ static void try_both(Staging *s, char *into, Source from) {
     s->gain = s->gain == 0 ? gain : s->gain + WEIGHT * (gain - s->gain);
 }
 
-/* A page at a time, which is still near when it is read again. */
+/* Copy to both targets, a page at a time, which is still in the cache for the second copy. */
 static void copy_twice(Copy way, char *into, Source from, size_t begin, size_t size, Also also) {
     for (size_t done = begin; done < size; done += PAGE_BYTES) {
         size_t part = size - done < PAGE_BYTES ? size - done : PAGE_BYTES;

@@ -1,4 +1,4 @@
-/* Copying to and from arrays that do not lie in one piece. */
+/* Copying to and from non-contiguous arrays. */
 #include "engine/kernels/strides.h"
 #include "engine/words.h"
 
@@ -28,7 +28,7 @@ Cursor cursor_at(void *array, const Strides *strides, uint64_t start) {
     return c;
 }
 
-/* The next run, after the end of one. Behind the last it is the first again, which nobody uses. */
+/* Move from the end of a run to the next one; after the last run, to the first, which is not used. */
 static void next_run(Cursor *c) {
     const Strides *g = c->strides;
     c->at -= g->run;
@@ -47,7 +47,7 @@ static inline void advance(Cursor *c, uint64_t size) {
     if (!c->left) next_run(c);
 }
 
-/* A call costs more than to copy a few bytes. */
+/* Constant sizes are compiled inline: a call of memcpy costs more than copying a few bytes. */
 static inline void copy_short(char *to, const char *from, uint64_t size) {
     switch (size) {
     case 4: memcpy(to, from, 4); break;
@@ -59,8 +59,8 @@ static inline void copy_short(char *to, const char *from, uint64_t size) {
     }
 }
 
-/* Prefetch the next run into the second cache: the first is for the bytes being copied now. The processor's own
- * prefetcher foresees contiguous memory only. */
+/* Prefetch the next run into the second-level cache; the first is for the bytes being copied now. The hardware
+ * prefetcher handles contiguous memory only. */
 static inline void prefetch_next_run(const Cursor *c) {
     const Strides *g = c->strides;
     const char *next = c->at + c->left - g->run + g->strides[g->dims - 1];

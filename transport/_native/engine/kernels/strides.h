@@ -1,4 +1,4 @@
-/* Arrays that do not lie in one piece: runs of bytes, at regular distances in each dim. */
+/* Non-contiguous arrays: runs of bytes, at regular distances in each dim. */
 #pragma once
 #include "engine/kernels/copy.h"
 
@@ -6,14 +6,14 @@
 
 #define MAX_STRIDES 64 /* as many dims as NumPy has */
 
-/* The dims that count the runs; none where all lies in one piece. */
+/* The dims that count the runs; none if the array is contiguous. */
 typedef struct Strides {
     int dims;
-    uint64_t run, counts[MAX_STRIDES]; /* a run has bytes */
-    int64_t strides[MAX_STRIDES];      /* bytes from one to the next */
+    uint64_t run, counts[MAX_STRIDES]; /* the bytes of a run; the size of each dim */
+    int64_t strides[MAX_STRIDES];      /* in bytes */
 } Strides;
 
-/* A place in such an array, in the order of its indices (C order). */
+/* A position in an array, in C order. */
 typedef struct {
     const Strides *strides;
     char *at;
@@ -21,8 +21,8 @@ typedef struct {
     uint64_t index[MAX_STRIDES];
 } Cursor;
 
-/* `start` bytes behind the beginning; `strides` NULL, or one without dims: all lies in one piece. */
+/* The position `start` bytes after the beginning; `strides` NULL or without dims: the array is contiguous. */
 Cursor cursor_at(void *array, const Strides *strides, uint64_t start);
 
-/* Copy this many bytes from one cursor's place to the other's, and move both on by as many. */
+/* Copy `size` bytes between two cursors, and advance both. */
 void move_bytes(Copy way, Cursor *to, Cursor *from, uint64_t size);

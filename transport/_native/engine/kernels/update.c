@@ -1,9 +1,9 @@
-/* Updates of one-sided windows. Hardware has them for few ops and dtypes, so all are made of compare-and-swap. */
+/* Updates of one-sided windows. Hardware supports few ops and dtypes, so all updates use compare-and-swap. */
 #include "engine/kernels/update.h"
 
 #include <string.h>
 
-/* BITS is an integer of the element's size. Integers wrap, and floats have NaN for a minimum, as NumPy's do. */
+/* BITS is an integer of the element's size. As in NumPy, integers wrap, and minima and maxima propagate NaN. */
 #define UPDATE(NAME, T, BITS, NUMBER, CASES)                                                                      \
     static int update_##NAME(int op, char *at, const char *values, const char *expected, char *before, uint64_t n) { \
         for (uint64_t i = 0; i < n; i++) {                                                                        \

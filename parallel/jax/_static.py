@@ -1,0 +1,74 @@
+"""Pytree nodes with static fields that rank threads may compare at the same time.
+
+``jax.jit`` compares the static fields of its arguments while it searches its cache of programs. If
+the comparison runs Python code, another thread may change the cache meanwhile, and the process
+crashes (jaxlib 0.10.2). Tuples of numbers and strings are compared without running Python code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from meshlib import DeviceMesh
+from meshlib.extend import mesh_key
+
+_Node = TypeVar("_Node")
+
+
+class Static(tuple[Any, ...]):
+    """The static fields of a node: ``values``, compared by a tuple that equals for equal values."""
+
+    values: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, values: tuple[Any, ...]) -> Static:
+        """Return ``values`` as static fields. Meshes and dataclasses become tuples."""
+        static = cls(map(_comparable, values))
+        static.values = values
+        return static
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Static.of, (self.values,)
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, DeviceMesh):
+        return mesh_key(value)
+    if dataclasses.is_dataclass(value):
+        fields = (getattr(value, field.name) for field in dataclasses.fields(value))
+        return (type(value).__qualname__, *map(_comparable, fields))
+    return value
+
+
+def register_node(*static: str) -> Callable[[type[_Node]], type[_Node]]:
+    """Register a dataclass as a pytree node whose leaf is its first field, ``array``.
+
+    ``static`` names its other fields, in order.
+    """
+
+    def static_of(node: Any) -> Static:
+        known = vars(node).get("_static")  # written to __dict__, as the dataclasses are frozen
+        if known is None:
+            known = vars(node)["_static"] = Static.of(tuple(getattr(node, name) for name in static))
+        return known
+
+    def register(cls: Any) -> Any:
+        def flatten(node: Any) -> tuple[tuple[Any], Static]:
+            return (node.array,), static_of(node)
+
+        def flatten_with_keys(node: Any) -> tuple[tuple[Any], Static]:
+            return ((jax.tree_util.GetAttrKey("array"), node.array),), static_of(node)
+
+        def unflatten(known: Static, children: Any) -> Any:
+            node = cls(*children, *known.values)
+            vars(node)["_static"] = known
+            return node
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+        return cls
+
+    return register
