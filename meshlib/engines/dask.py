@@ -1,6 +1,6 @@
-# pyright: reportMissingImports=false, reportUnknownParameterType=false,
-# reportUntypedBaseClass=false pyright: reportAttributeAccessIssue=false (the checks do not install
-# the engine)
+# pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
+# (the checks do not install the engine)
 """meshlib under Dask: ``run`` runs a function on a cluster's workers as ranks.
 
 The client serves the job's store. This module restarts nothing.

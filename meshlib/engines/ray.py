@@ -1,6 +1,6 @@
-# pyright: reportMissingImports=false, reportUnknownParameterType=false,
-# reportUntypedBaseClass=false pyright: reportAttributeAccessIssue=false (the checks do not install
-# the engine)
+# pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
+# pyright: reportAttributeAccessIssue=false
+# (the checks do not install the engine)
 """meshlib under Ray Train: ``MeshlibTrainer``, the counterpart of ``TorchTrainer``.
 
 Ray places the workers, restarts them and stores checkpoints; each worker is a rank. Ray Train's
