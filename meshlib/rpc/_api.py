@@ -79,7 +79,7 @@ def init_rpc(
         raise TypeError(f"name must be a str, got {name!r}")
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"name is {name!r}; expected 1 to 127 of the characters letters, digits, '_', ':', '-'"
+            f"name is {name!r}; expected 1 to 127 characters: letters, digits, '_', ':', '-'"
         )
     options = rpc_backend_options or RpcBackendOptions()
     limit = to_whole_number(options.num_worker_threads, "num_worker_threads")
