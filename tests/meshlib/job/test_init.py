@@ -298,7 +298,7 @@ def test_who_waits_for_a_rank_that_has_ended_is_told(failing):
         run_ranks(program, 3)
     message = str(caught.value)
     assert (
-        "rank 1 of 3 raised KeyError" if failing else "rank 1 has ended without coming"
+        "rank 1 of 3 raised KeyError" if failing else "rank 1 has ended without joining"
     ) in message
 
 
