@@ -138,7 +138,11 @@ def test_an_indexed_job(options_of):
             ["--nnodes", "2"],
             ["Kubernetes announces 2 nodes, but not their rendezvous", "--master-addr"],
         ),
-        (HYDRA_IN_SLURM | {"SLURM_JOB_NODELIST": ""}, [], ["PMI announces 4 nodes", "not their rendezvous"]),
+        (
+            HYDRA_IN_SLURM | {"SLURM_JOB_NODELIST": ""},
+            [],
+            ["PMI announces 4 nodes", "not their rendezvous"],
+        ),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
             [],
