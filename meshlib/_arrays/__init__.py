@@ -1,1 +1,1 @@
-"""Arrays of any library as flat buffers, and the checks of a call on them."""
+"""Arrays of any library as flat buffers, and the checks of arguments."""

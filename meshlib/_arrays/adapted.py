@@ -15,9 +15,9 @@ Entry_co = TypeVar("Entry_co", covariant=True)
 class AdaptedArray:
     """A caller's array, adapted for one collective.
 
-    ``flat`` is the buffer that the communicator works on: the array's own memory where possible. If
-    ``device`` is not ``"cpu"``, it is a ``DeviceFlat``, with the same attributes and slices. At the
-    end ``finish()`` copies the contents of ``flat`` back (a no-op when memory is shared). It
+    ``flat`` is the buffer that the communicator works on: the array's own memory if possible. If
+    ``device`` is not ``"cpu"``, ``flat`` is a ``DeviceFlat``, with the same attributes and slices.
+    After the call, ``finish()`` copies the contents of ``flat`` back unless memory is shared. It
     returns the caller's result: the same array if it is writable, else a new one. If
     ``writes_back``, ``finish`` changes the caller's memory. If ``returned_only``, the caller's
     array is read-only, and the result is a new one.
@@ -31,7 +31,7 @@ class AdaptedArray:
     returned_only: bool = False
 
     def put_back(self, put: Callable[[Any], object]) -> None:
-        """Let ``finish`` also call ``put`` with the result if that is a new array."""
+        """Make ``finish`` also call ``put`` with the result if that is a new array."""
         if not self.returned_only:
             return
         finish = self.finish
@@ -46,7 +46,7 @@ class AdaptedArray:
 
 
 class ListOf(Protocol[Entry_co]):
-    """A list of arrays, or an array whose first axis has an entry for each."""
+    """A list of arrays, or an array whose first axis enumerates them."""
 
     def __len__(self) -> int: ...
 
@@ -65,7 +65,7 @@ class ArrayLibrary(Protocol):
     """The adapter's view of one array library."""
 
     def recognises(self, array: Any) -> bool:
-        """True if ``array`` is this library's."""
+        """Return whether ``array`` is this library's."""
         ...
 
     def source(self, array: Any, name: str) -> AdaptedArray:

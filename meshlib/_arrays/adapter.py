@@ -1,8 +1,8 @@
 """The array adapter: any library's array as a flat buffer, and back.
 
-The one place that knows array libraries. None is imported here unless the caller did so already:
-an array can only exist if its library is loaded. A library is one small class; the first that
-recognises an array handles it.
+Only this package contains code for array libraries. It never imports one that the caller has not
+imported: an array exists only if its library is loaded. Each library has one small class; the first
+class that recognises an array adapts it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from transport._operands.reduce_op import Flat
 
 
 class _NumPy:
-    """NumPy arrays: in place when C-contiguous, through a contiguous copy otherwise.
+    """NumPy arrays: used in place when C-contiguous, else through a contiguous copy.
 
-    For a subclass of ``ndarray``, the elements of ``np.asarray`` travel. A masked array keeps its
-    mask, and its masked elements take part.
+    For a subclass of ``ndarray``, the elements of ``np.asarray`` are sent. A masked array keeps its
+    mask, and its masked elements are included.
     """
 
     def recognises(self, array: Any) -> bool:
@@ -49,14 +49,14 @@ class _NumPy:
 def _plain(array: np.ndarray[Any, Any]) -> Flat:
     """Return ``array`` without the behaviour of a subclass.
 
-    Some mean something else by ``ravel``, ``len`` or an assignment: an ``np.matrix`` always has two
-    dimensions, a masked array takes its mask along.
+    Some subclasses redefine ``ravel``, ``len`` or assignment: an ``np.matrix`` always has two
+    dimensions, and a masked array copies its mask.
     """
     return array if type(array) is np.ndarray else array.view(np.ndarray)
 
 
 class _NumPyScalar:
-    """NumPy scalars (``np.float64(1)``): immutable, so the result is a new one."""
+    """NumPy scalars (``np.float64(1)``): immutable, so the result is a new scalar."""
 
     def recognises(self, array: Any) -> bool:
         return isinstance(array, np.generic)
@@ -72,7 +72,7 @@ class _NumPyScalar:
 class _Jax:
     """JAX arrays: read through a view of their memory on the CPU; results are new arrays.
 
-    Those on a device that nothing better is known for travel via the host.
+    Arrays on a device that ``JaxOnGpu`` does not support are copied to the host.
     """
 
     def recognises(self, array: Any) -> bool:
@@ -96,7 +96,7 @@ class _Jax:
         flat = np.array(array).reshape(-1) if keep else np.empty(array.size, array.dtype)
 
         def finish() -> Any:
-            # An array that its user has put nowhere is not put anywhere by a call either.
+            # An uncommitted array stays uncommitted: JAX may still move it between devices.
             where = array.sharding if array.committed else None
             return sys.modules["jax"].device_put(flat.reshape(shape), where)
 
@@ -145,7 +145,7 @@ _LIBRARIES: tuple[ArrayLibrary, ...] = (_NUMPY, *_IMMUTABLE, CudaArrays(), _Buff
 
 
 def _library(array: Any, name: str) -> ArrayLibrary:
-    if type(array) is np.ndarray:  # the usual case at once
+    if type(array) is np.ndarray:  # fast path
         return _NUMPY
     for library in _LIBRARIES:
         if library.recognises(array):
@@ -170,21 +170,21 @@ def _instead(array: Any, name: str) -> str:
 
 
 def is_only_returned(result: Any) -> bool:
-    """True if ``result`` is of a read-only kind, so only the returned array has the values."""
-    if result is None or type(result) in (np.ndarray, list):  # the usual cases at once
+    """Return whether ``result`` is read-only, so that only the returned array has the values."""
+    if result is None or type(result) in (np.ndarray, list):  # fast path
         return False
     return any(library.recognises(result) for library in _IMMUTABLE)
 
 
 def source(array: Any, name: str) -> AdaptedArray:
-    """Adapt ``array``, which is only read. Raises TypeError naming ``name`` for a non-array."""
+    """Adapt ``array``, which is only read; raise TypeError, which has ``name``, for a non-array."""
     return _library(array, name).source(array, name)
 
 
 def target(array: Any, name: str) -> AdaptedArray:
     """Adapt ``array``, which is written and not read.
 
-    Raises TypeError, naming ``name``, for a non-array and a read-only one.
+    Raises TypeError, which has ``name``, for a non-array and a read-only array.
     """
     return _library(array, name).target(array, name, keep=False)
 
@@ -192,7 +192,7 @@ def target(array: Any, name: str) -> AdaptedArray:
 def in_place(array: Any, name: str, instead: str) -> AdaptedArray:
     """Adapt ``array`` as ``target`` does, for a call that does not return it.
 
-    Raises TypeError that tells what to write ``instead`` where it cannot be written to.
+    Raises TypeError, which proposes ``instead``, for an array that cannot be written to.
     """
     adapted = target(array, name)
     if adapted.returned_only:

@@ -1,4 +1,4 @@
-"""Checks of the arguments of collectives: each failure names the argument and both values."""
+"""Checks of collectives' arguments; errors name the argument, its value and the expected value."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def check_op(
 ) -> ReduceOp:
     """Return ``op`` as a ReduceOp that applies to ``dtype``; raise TypeError otherwise.
 
-    Raises ValueError when it does not apply to ``count`` elements (None: not known), and for one
-    with error feedback unless the call takes ``feedback``.
+    Raises ValueError when it does not apply to ``count`` elements (None: unknown), and for an op
+    with error feedback unless the call supports ``feedback``.
     """
     if isinstance(op, RedOpType):
         op = ReduceOp(op)
@@ -41,9 +41,8 @@ def check_reduction(
 ) -> tuple[ReduceOp, int]:
     """Return ``op`` as a ReduceOp that applies to ``x``, and the wire code of the dtype of ``x``.
 
-    ``count`` is the number of elements, where it is not that of ``x``; ``feedback``: whether the
-    call takes an op with error feedback. Raises TypeError and
-    ValueError as ``check_dtype`` and ``check_op`` do.
+    ``count`` is the number of elements; None means that of ``x``. ``feedback`` is whether the call
+    supports an op with error feedback. Raises the errors of ``check_dtype`` and ``check_op``.
     """
     if type(op) is ReduceOp and (code := op.codes.get(x.flat.dtype)) is not None:
         return op, code
@@ -53,7 +52,7 @@ def check_reduction(
 
 
 def check_dtype(x: AdaptedArray, name: str) -> int:
-    """Return the wire code of the dtype of ``x``; raise TypeError naming ``name``."""
+    """Return the wire code of the dtype of ``x``; raise TypeError for a dtype without one."""
     try:
         return dtype_code(x.flat.dtype)
     except TypeError as error:
@@ -97,7 +96,7 @@ def check_list(
 
 
 def check_sequence(items: object, name: str) -> None:
-    """Raise TypeError unless ``items`` is a list or the like; a string or bytes are none."""
+    """Raise TypeError unless ``items`` is a sequence other than a string or bytes."""
     if not isinstance(items, Sequence) or isinstance(items, str | bytes | bytearray | memoryview):
         raise TypeError(f"{name} must be a list, got {type(items).__name__}")
 
@@ -119,8 +118,8 @@ def check_no_overlap(x: AdaptedArray, name: str, y: AdaptedArray, other: str) ->
 
 
 def same_start(x: Flat, y: Flat) -> bool:
-    """Return whether two buffers begin at the same address: one is meant to be the other."""
-    # Mostly they are apart, which takes a sixth of the time to tell.
+    """Return whether two buffers begin at one address, as for an operation in place."""
+    # The overlap test is faster, and usually false.
     return overlap(x, y) and address(x) == address(y)
 
 
@@ -140,28 +139,28 @@ def check_disjoint(items: Sequence[AdaptedArray], name: str) -> None:
 
 
 def place(x: AdaptedArray) -> str:
-    """Return where an array is: ``cpu``, or ``cuda:0`` and so on."""
+    """Return the device of an array: ``cpu``, or ``cuda:0`` and so on."""
     flat: object = x.flat
     return f"{x.device}:{flat.device}" if isinstance(flat, DeviceFlat) else x.device
 
 
 def address(flat: Flat | DeviceFlat) -> int:
-    """Return where a flat buffer begins in memory."""
+    """Return the address of a flat buffer."""
     if isinstance(flat, DeviceFlat):
         return flat.pointer
     return flat.__array_interface__["data"][0]
 
 
 def overlap(x: Flat | DeviceFlat, y: Flat | DeviceFlat) -> bool:
-    """True if two flat buffers share memory."""
+    """Return whether two flat buffers share memory."""
     if not isinstance(x, DeviceFlat) and not isinstance(y, DeviceFlat):
-        return np.may_share_memory(x, y)  # exact, as there are no gaps in them
+        return np.may_share_memory(x, y)  # exact for buffers without gaps
     start, other = address(x), address(y)
     return start < other + y.nbytes and other < start + x.nbytes and bool(x.size and y.size)
 
 
 def adapt_sources(items: ListOf[Any], name: str, size: int | None = None) -> list[AdaptedArray]:
-    """Adapt a list of ``size`` arrays (None: any number but none) that are read."""
+    """Adapt a list of ``size`` arrays (None: at least one) that are read."""
     entries = _entries(items, size)
     check_list(entries, name, size)
     return [arrays.source(item, f"{name}[{i}]") for i, item in enumerate(entries)]
@@ -175,10 +174,10 @@ def adapt_targets(
     *,
     keep: bool = False,
 ) -> list[AdaptedArray]:
-    """Adapt a list of ``size`` arrays (None: any number but none) that are written.
+    """Adapt a list of ``size`` arrays (None: at least one) that are written.
 
-    ``each`` says why there are so many; ``keep``: their present contents matter, too. A new array
-    in the place of one that cannot be written to gets that one's place in the list.
+    ``each`` explains the expected length. With ``keep``, the call also reads their contents. In a
+    mutable list, new arrays replace the read-only ones after the call.
     """
     entries = _entries(items, size)
     check_list(entries, name, size, each)
@@ -195,14 +194,14 @@ def adapt_targets(
 
 
 def _entries(items: ListOf[Any], size: int | None) -> Sequence[Any]:
-    """Return ``items``, or where there are to be ``size`` the parts along an array's first axis."""
+    """Return ``items``, or for an array and a ``size`` its parts along the first axis."""
     if type(items) is list or size is None or not getattr(items, "ndim", 0):
         return cast(Sequence[Any], items)
     return [cast(Any, items)[i, ...] for i in range(len(items))]
 
 
 def split_evenly(flat: Flat, parts: int) -> list[Flat]:
-    """Return ``parts`` views of equal size."""
+    """Return ``parts`` views of equal size, in order."""
     step = flat.size // parts
     return [flat[i * step : (i + 1) * step] for i in range(parts)]
 
@@ -212,8 +211,8 @@ def split_by_rows(
 ) -> list[Flat]:
     """Return a view for each member: ``sizes`` counts rows of dim 0; None means equal parts.
 
-    Raises ValueError if the sizes do not add up to dim 0, or dim 0 cannot be divided. Raises
-    TypeError for sizes that are not integers.
+    Raises ValueError if the sizes do not add up to dim 0, or if dim 0 cannot be divided equally.
+    Raises TypeError for sizes that are not integers.
     """
     rows = x.shape[0] if x.shape else 1
     counts = [] if sizes is None else to_whole_numbers(sizes, sizes_name)

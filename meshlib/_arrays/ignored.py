@@ -1,7 +1,7 @@
-"""Warnings of dropped results: without its result, a call on a read-only array has no effect.
+"""Warnings about discarded results of calls on read-only arrays.
 
-``dist.all_reduce(gradient)`` updates a NumPy array. On a JAX array it does nothing, unless the
-program uses what it returns. A program that drops it is told so, once for each line.
+``dist.all_reduce(gradient)`` updates a NumPy array. With a JAX array it has no effect unless the
+program uses the returned array. Each line that discards it gets one warning.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 class ResultIgnoredWarning(UserWarning):
-    """A program drops the result of a call on an array that cannot be written to.
+    """A warning about the discarded result of a call on a read-only array.
 
-    The call had no effect on this rank: write ``x = all_reduce(x)``, or ``work.result()``.
+    The call had no effect on this rank: write ``x = all_reduce(x)``, or use ``work.result()``.
     """
 
 
 def warn_if_discarded() -> None:
-    """Warn the caller of a collective whose line drops the collective's result.
+    """Warn if the user's line discards the result of the collective that it calls.
 
-    For calls that change no array in place. The line's bytecode decides: if the next instruction
-    drops the value, no code can have read it.
+    For calls that change no array in place. The result is discarded if the next bytecode
+    instruction of the line drops it.
     """
     frame = _getframe(1)
     while frame.f_code.co_filename.startswith(_OWN_FOLDERS):
@@ -60,15 +60,15 @@ def warn_if_discarded() -> None:
 
 @lru_cache(maxsize=1024)
 def _drops_result(code: CodeType, instruction: int) -> bool:
-    """True if the value of the call at ``instruction`` is dropped by the next one."""
+    """Return whether the instruction after ``instruction`` drops the value of its call."""
     later = (each for each in dis.get_instructions(code) if each.offset > instruction)
     return next(later).opname == "POP_TOP"
 
 
 class UntakenResult:
-    """Warns if ``owner``, a ``Work``, is collected before its result was taken: see ``take``.
+    """A warning that is issued if ``owner``, a ``Work``, is collected before ``take`` is called.
 
-    ``what`` names the call and its place in the program.
+    ``what`` names the call and its line in the program.
     """
 
     def __init__(self, owner: object, what: str) -> None:
@@ -76,7 +76,7 @@ class UntakenResult:
         self._end.atexit = False
 
     def take(self) -> None:
-        """Note that the program has taken the result."""
+        """Cancel the warning: the program has read the result."""
         self._end.detach()
 
 

@@ -2,10 +2,10 @@
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-Takes arrays of any library with ``__cuda_array_interface__``: CuPy's, Numba's, and others'. The
-interface names the array's current stream in the calling thread. That suffices to order a call
-after the array's work, and later work after the call. JAX has no such streams; its arrays go both
-ways by DLPack, whose ``stream`` argument serves the same purpose.
+This module adapts arrays of any library with ``__cuda_array_interface__``: CuPy, Numba and others.
+The interface names the array's current stream in the calling thread, which orders a call after
+the array's earlier work, and later work after the call. JAX has no streams of this kind. Its arrays
+are converted with DLPack in both directions, whose ``stream`` argument serves the same purpose.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from transport._cuda.driver import Driver, driver_of
 from transport._cuda.flat import DeviceFlat, StreamOrder
 from transport._operands.reduce_op import Flat
 
-# The names of CUDA's two default streams in the interface and DLPack; CUDA takes them as handles.
+# Special stream numbers of DLPack; CUDA accepts the first as a handle.
 _LEGACY_STREAM = 1
 _NO_SYNCHRONISATION = -1
 
 
 class CudaArrays:
-    """Arrays with ``__cuda_array_interface__``: in place when C-contiguous.
+    """Arrays with ``__cuda_array_interface__``: used in place when C-contiguous.
 
-    Others go through a contiguous copy if their class has ``copy(order="C")``, as CuPy's has.
+    Others are copied to a contiguous array if their class has ``copy(order="C")``, like CuPy's.
     """
 
     def recognises(self, array: Any) -> bool:
-        """True if ``array`` is in a GPU's memory."""
+        """Return whether ``array`` is in a GPU's memory."""
         return getattr(array, "__cuda_array_interface__", None) is not None
 
     def source(self, array: Any, name: str) -> AdaptedArray:
@@ -56,7 +56,7 @@ class CudaArrays:
         flat = cast(DeviceFlat, adapted.flat)
 
         def finish() -> Any:
-            # After the call, on the call's stream: the caller's stream must not wait until asked.
+            # Copy back on the call's stream: the caller's stream must not wait before ``wait()``.
             completion = flat.order.completion
             if completion is None:
                 array[...] = held
@@ -76,13 +76,14 @@ def _adapt(array: Any, shape: tuple[int, ...], finish: Callable[[], Any]) -> Ada
 
 
 def device_flat(array: Any) -> DeviceFlat:
-    """Return the flat buffer over the C-contiguous ``array``. It is used after the work that is on
-    the array's current stream now.
+    """Return the flat buffer over the C-contiguous ``array``.
+
+    Calls use it after the work that is now on the array's current stream.
     """
     driver = driver_of(array)
     interface = array.__cuda_array_interface__
     pointer = interface["data"][0]
-    # A 0-size array has no memory and so no device; the call still has to be made on one.
+    # An empty array has no memory and so no device, but the call still needs one.
     device = driver.device_of(pointer) if pointer else driver.current_device()
 
     def current() -> int:
@@ -125,12 +126,12 @@ def _contiguous_copy(array: Any, name: str) -> Any:
 class JaxOnGpu:
     """JAX arrays on one GPU, via CuPy; results are new arrays.
 
-    Neither direction copies or holds the host: DLPack orders JAX's work before the call, and the
-    call before JAX's later work.
+    Neither direction copies data or blocks the host: DLPack orders JAX's work before the call, and
+    the call before JAX's later work.
     """
 
     def recognises(self, array: Any) -> bool:
-        """True if the JAX array ``array`` is on one GPU, and CuPy is there to reach it."""
+        """Return whether the JAX array ``array`` is on one GPU, and CuPy is installed."""
         devices = array.devices()
         return (
             len(devices) == 1
@@ -159,7 +160,7 @@ class JaxOnGpu:
 
 
 class _Export:
-    """Exports the result of a call by DLPack; any consumer's stream waits for the call's end."""
+    """A DLPack export of a call's result; the consumer's stream waits for the end of the call."""
 
     def __init__(self, array: Any, flat: DeviceFlat) -> None:
         self._array = array

@@ -1,4 +1,4 @@
-"""Pickling of objects, with protocol 5 and the memory of their arrays out of band."""
+"""Pickling with protocol 5, with the memory of arrays out of band."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 IN_BAND_BYTES = 2048
-"""Smaller arrays are pickled in band: a copy costs less than another buffer."""
+"""The bytes below which arrays are pickled in band: a copy costs less than another buffer."""
 
 Reduce = Callable[[Any], Any]
 
@@ -31,12 +31,12 @@ class Payload(NamedTuple):
 
 
 def load(data: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
-    """Return the pickled object. Its arrays lie in the memory of ``buffers``."""
+    """Return the pickled object, with arrays in the memory of ``buffers``."""
     return pickle.loads(data, buffers=buffers)
 
 
 def dump(value: object) -> Payload:
-    """Pickle ``value``. The buffers are the arrays' own memory.
+    """Return ``value`` pickled, with buffers that are the arrays' own memory.
 
     Raises the errors of ``pickle``.
     """
@@ -60,7 +60,7 @@ def dump(value: object) -> Payload:
 
 
 def _table() -> dict[type, Reduce]:
-    """Return how to pickle the array types whose own ``__reduce__`` copies their memory."""
+    """Return reducers for array types whose own ``__reduce__`` copies their memory."""
     table: dict[type, Reduce] = {}
     jax_arrays = getattr(sys.modules.get("jax._src.array"), "ArrayImpl", None)
     if jax_arrays is not None:
@@ -72,7 +72,7 @@ def _table() -> dict[type, Reduce]:
 
 
 def _reduce_jax(array: Any) -> Any:
-    # JAX's own __reduce__ keeps weak types (jnp.asarray(1)), and refuses other processes' parts.
+    # JAX's own __reduce__ keeps weak types (jnp.asarray(1)), and raises for other processes' parts.
     if array.weak_type or not array.is_fully_addressable:
         return array.__reduce__()
     return _to_jax, (np.asarray(array),)

@@ -1,1 +1,1 @@
-"""``meshlib bench``: measures collectives beside other libraries in the same run."""
+"""``meshlib bench``: measures collectives of meshlib and other libraries in one run."""

@@ -1,8 +1,8 @@
 """``meshlib bench --between``: measures the network between hosts, and predicts calls on it.
 
-Run by each rank of a job that a launcher has started on the hosts in question. Rank 0 prints. The
-hosts' clocks are compared first: a call begins at a moment that rank 0 sets, and ends when the last
-rank has returned. A barrier before each call would not do: ranks leave it half a round trip apart.
+Each rank of a job on these hosts runs it; rank 0 prints. The hosts' clocks are compared first. A
+call then begins at a moment that rank 0 sets, and ends when the last rank has returned. A barrier
+before each call would not suffice, because ranks leave it half a round trip apart.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One collective at one size: by library, the seconds of the slowest rank in each turn."""
+    """One collective at one size: the slowest rank's seconds in each turn, by library."""
 
     case: str
     nbytes: int
@@ -53,11 +53,11 @@ class Row:
 def run_between(args: argparse.Namespace) -> None:
     """Run the measurement of ``args`` (of ``meshlib bench``) on the ranks of this job.
 
-    Raises ValueError when this is not a rank of a job, or a peer was asked for that is not Gloo,
-    BenchmarkError for a wrong result.
+    Raises ValueError when this process is not a rank of a job, and for peers other than Gloo.
+    Raises BenchmarkError for a wrong result.
     """
     if environment.RANK not in os.environ:
-        raise ValueError(f"--between measures the ranks of a job, but this is none; start {_START}")
+        raise ValueError(f"--between needs the ranks of a job, but there is no job; start {_START}")
     strange = [peer for peer in args.vs if peer != "gloo"]
     if strange:
         raise ValueError(f"--vs {strange[0]} with --between; only gloo can be measured there")
@@ -80,12 +80,12 @@ class Between:
         self._rank: int = dist.get_rank()
         self._size: int = dist.get_world_size()
         self._ahead = 0.0
-        """Rank 0's clock minus this one's."""
+        """Rank 0's clock minus this rank's, in seconds."""
         self._margin = 0.005
-        """The delay between announcing a call and its start: enough for all to hear of it."""
+        """The seconds from the announcement of a call to its start; must exceed the latency."""
 
     def run(self) -> None:
-        """Measure and print."""
+        """Measure, and print the results."""
         hosts = self._hosts()
         self._print(f"{self._size} ranks on {len(hosts)} hosts, {self._dist.get_backend()}")
         network = self._network(hosts)
@@ -105,12 +105,12 @@ class Between:
                 row = self._measure(name, nbytes, binds)
                 self._print(line(row, model(row) if model else None))
         if model is None and not alone:
-            self._print("(the model is of hosts with one rank each: --nproc-per-node 1)")
+            self._print("(the model needs hosts with one rank each: --nproc-per-node 1)")
         if gloo is not None:
             gloo.leave()
 
     def _network(self, hosts: Sequence[Sequence[int]]) -> HostNetwork:
-        """Measure the network; say what a group of all makes of it, and write it if asked."""
+        """Return the measured network; print its levels, and write it to a file if requested."""
         sites = self._of_all(os.environ.get(environment.SITE, ""))
         paths = self._paths([ranks[0] for ranks in hosts])
         found = HostNetwork(
@@ -144,10 +144,10 @@ class Between:
     # ------------------------------------------------------------------ the network
 
     def _paths(self, speakers: Sequence[int]) -> list[Path]:
-        """Measure between each two hosts, one pair at a time; print and return, on all ranks."""
+        """Measure the path of each pair of hosts, one at a time; print them, return them on all."""
         shown = speakers[:_MOST_HOSTS]
         if len(shown) < len(speakers):
-            self._print(f"(the paths between the first {_MOST_HOSTS} hosts are measured)")
+            self._print(f"(only paths between the first {_MOST_HOSTS} hosts are measured)")
         found: list[Path] = []
         for one, other in combinations(shown, 2):
             figures = np.zeros(2)
@@ -181,12 +181,12 @@ class Between:
         for _ in range(_PINGS):
             turns.append(there_and_back(ping))
         round_trip = statistics.median(turns)
-        # The first one opens the windows.
+        # The first transfer opens TCP's windows.
         rates = [_RATE_BYTES / max(there_and_back(much) - round_trip, 1e-9) for _ in range(3)]
         return round_trip, max(rates[1:])
 
     def _compare_clocks(self) -> None:
-        """Find out how far rank 0's clock is ahead, by the quickest of some answers."""
+        """Measure the difference of the clocks, from the quickest of several exchanges."""
         own, answer = np.zeros(1), np.zeros(1)
         longest = np.zeros(1)
         for other in range(1, self._size):
@@ -211,7 +211,7 @@ class Between:
     # ------------------------------------------------------------------ the calls
 
     def _timed(self, call: Callable[[], object]) -> float:
-        """Make ``call`` at a common moment; return the seconds until the last rank is through."""
+        """Make ``call`` at a common moment; return the seconds until the last rank returns."""
         begin = np.array([time.perf_counter() + self._margin])
         self._dist.broadcast(begin, 0)
         while (left := float(begin[0]) - self._ahead - time.perf_counter()) > 0:
@@ -241,7 +241,7 @@ class Between:
         return Row(name, nbytes, seconds)
 
     def _gloo(self) -> TorchGloo | None:
-        """Return Gloo among all ranks; None, and say so, where one of them has no torch."""
+        """Return Gloo among all ranks; print a note and return None if a rank lacks torch."""
         try:
             gloo, missing = TorchGloo(), None
         except ImportError as error:
@@ -266,8 +266,9 @@ class Between:
 
 
 def _model_of(paths: Sequence[Path], size: int) -> Callable[[Row], float | None]:
-    """Return the cost model of links over TCP, with the worst path's delay and rate: it says how
-    many seconds a row should take.
+    """Return a function that predicts the seconds of a row, None for an unknown collective.
+
+    The cost model is that of links over TCP, with the worst path's delay and rate.
     """
     tuning = from_environment()
     near, table = cost_of(tuning, "tcp"), tuning.thresholds("tcp", size)
@@ -282,7 +283,7 @@ def _model_of(paths: Sequence[Path], size: int) -> Callable[[Row], float | None]
 
 
 def header(libraries: Sequence[str], predicted: bool) -> str:
-    """Return the head of the table that ``line`` adds to."""
+    """Return the head of the table whose lines ``line`` makes."""
     columns = "".join(f"{name + ' ms':>14}" for name in libraries)
     ratios = "".join(f"{'/ ' + name:>9}" for name in libraries[1:])
     model = f"{'model ms':>12}{'ratio':>8}" if predicted else ""
@@ -290,7 +291,7 @@ def header(libraries: Sequence[str], predicted: bool) -> str:
 
 
 def line(row: Row, predicted: float | None) -> str:
-    """Return a line of the table: medians, ours over each peer's, the model's time and ratio."""
+    """Return a line of the table: medians, meshlib's ratio to each peer, the model's figures."""
     medians = [statistics.median(seconds) for seconds in row.seconds.values()]
     columns = "".join(f"{1e3 * median:>14.3f}" for median in medians)
     ratios = "".join(f"{medians[0] / other:>9.2f}" for other in medians[1:])
@@ -299,8 +300,9 @@ def line(row: Row, predicted: float | None) -> str:
 
 
 def own_address() -> str:
-    """Return the address at which the other hosts reach this one: ``MESHLIB_HOST``, or that of the
-    interface that leads to the job's store.
+    """Return the address at which other hosts reach this one.
+
+    It is ``MESHLIB_HOST``, or the address of the interface towards the job's store.
     """
     given = os.environ.get(environment.HOST)
     if given:
@@ -309,7 +311,7 @@ def own_address() -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has the IPv4 ``address``; None if none has."""
+    """Return the name of the interface with the IPv4 ``address``, None if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

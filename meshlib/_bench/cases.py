@@ -1,7 +1,7 @@
 """The measured cases: one collective each, on float32, with a known result.
 
-A case holds the arrays and the right result; the library makes the call. Position ``i`` of rank
-``r``'s input is ``i % 251 + r``: small integers, so sums are exact and the check can be, too.
+A case holds the arrays and the right result; the library makes the call. Element ``i`` of rank
+``r``'s input is ``i % 251 + r``, a small integer, so sums and their checks are exact.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 Empty = Callable[[int, int], Floats]
-"""Makes an array of a number of float32, in the memory that a library wants. The second argument is
-the largest number of any rank.
+"""A function that makes an array of float32, in the memory that a library needs. The arguments are
+the number of elements, and the largest number of any rank.
 """
 
 ROOT = 0
@@ -49,7 +49,7 @@ class PatternSlice:
 
 
 def _pieces(array: Floats, runs: Sequence[PatternSlice]) -> list[tuple[Floats, Floats]]:
-    """Return ``array`` in pieces that stay in the cache, each with its values: ``runs`` in turn."""
+    """Return cache-sized pieces of ``array``, each with its values from the successive ``runs``."""
     pieces: list[tuple[Floats, Floats]] = []
     start = 0
     for run in runs:
@@ -75,7 +75,7 @@ class Case(ABC):
     """True if the case is measured at several sizes."""
 
     has_output: ClassVar[bool] = False
-    """True if the result goes into another array, and the input is not changed."""
+    """True if the result is in another array, and the input is not changed."""
 
     splits: ClassVar[bool] = False
     """True if the input has a part for each rank."""
@@ -85,7 +85,7 @@ class Case(ABC):
     givers: ClassVar[slice] = ALL
     """The ranks whose input matters to the result."""
     takers: ClassVar[slice] = ALL
-    """The ranks with a result. For a case in place, the other ranks have an array too."""
+    """The ranks with a result. In a case in place, other ranks also have an array."""
 
     def __init__(self, nbytes: int, rank: int, size: int, empty: Empty) -> None:
         parts = size if self.splits else 1
@@ -110,16 +110,16 @@ class Case(ABC):
         """Return S and the bus factor of nccl-tests' ``PERFORMANCE.md``.
 
         Algorithm bandwidth is S over the time. Bus bandwidth is algorithm bandwidth times the
-        factor. It can be compared with the hardware's, for any collective and number of ranks.
+        factor. It is comparable with the hardware's, for any collective and number of ranks.
         """
         gathered = nbytes * size if cls.joins and not cls.splits else nbytes
         return float(gathered), (size - 1) / size if cls.joins or cls.splits else 1.0
 
     @classmethod
     def moved(cls, nbytes: int, size: int) -> int:
-        """Return the bytes that all ranks together must at least read and write.
+        """Return the least bytes that all ranks together must read and write.
 
-        Each input is read once and each result is written once, as if all ranks could reach all
+        Each input is read once and each result is written once, as if all ranks could access all
         inputs and sums stayed in registers. A sum in place on all ranks reads and writes each of
         the ``size`` arrays once.
         """
@@ -127,19 +127,19 @@ class Case(ABC):
 
     @classmethod
     def written(cls, nbytes: int, size: int) -> int:
-        """Return the part of ``moved`` that is written: the results of all ranks."""
+        """Return the written bytes of ``moved``: the results of all ranks."""
         each = nbytes * (size if cls.joins else 1) // (size if cls.splits else 1)
         return each * len(range(size)[cls.takers])
 
     @classmethod
     def memory(cls, nbytes: int, size: int) -> int:
-        """Return the bytes that the arrays of all ranks take."""
+        """Return the bytes of the arrays of all ranks."""
         if not cls.has_output:
             return nbytes * size
         return cls.moved(nbytes, size)
 
     def clear(self) -> None:
-        """Fill the input; fill the output with values that no call writes."""
+        """Fill the input, and the output with values that no call writes."""
         self.output.fill(np.nan)
         self._fill_input()
 
@@ -169,7 +169,7 @@ class Case(ABC):
 
 
 class AllReduceCase(Case):
-    """Sums, in place."""
+    """An all-reduce in place: sums."""
 
     name = "all_reduce"
 
@@ -182,7 +182,7 @@ class AllReduceCase(Case):
 
 
 class BroadcastCase(Case):
-    """From the root, in place."""
+    """A broadcast from the root, in place."""
 
     name = "broadcast"
     givers = ROOT_ALONE
@@ -193,7 +193,7 @@ class BroadcastCase(Case):
 
 
 class ReduceCase(Case):
-    """Sums, in place on the root; what the others' arrays hold then is undefined."""
+    """A reduce in place on the root: sums; the other ranks' arrays are then undefined."""
 
     name = "reduce"
     takers = ROOT_ALONE
@@ -205,7 +205,7 @@ class ReduceCase(Case):
 
 
 class AllGatherCase(Case):
-    """Into one array."""
+    """An all-gather into one array."""
 
     name = "all_gather"
     has_output = True
@@ -216,7 +216,7 @@ class AllGatherCase(Case):
 
 
 class GatherCase(AllGatherCase):
-    """Into one array of the root."""
+    """A gather into one array of the root."""
 
     name = "gather"
     takers = ROOT_ALONE
@@ -226,7 +226,7 @@ class GatherCase(AllGatherCase):
 
 
 class ReduceScatterCase(Case):
-    """Sums of one array's parts."""
+    """A reduce-scatter: sums of one array's parts."""
 
     name = "reduce_scatter"
     has_output = True
@@ -237,7 +237,7 @@ class ReduceScatterCase(Case):
 
 
 class ScatterCase(ReduceScatterCase):
-    """Parts of the root's array."""
+    """A scatter of the parts of the root's array."""
 
     name = "scatter"
     givers = ROOT_ALONE
@@ -247,7 +247,7 @@ class ScatterCase(ReduceScatterCase):
 
 
 class AllToAllCase(Case):
-    """Equal parts of one array."""
+    """An all-to-all of equal parts of one array."""
 
     name = "all_to_all"
     has_output = True
@@ -280,7 +280,7 @@ class PingPongCase(Case):
 
 
 class BarrierCase(Case):
-    """Moves no data."""
+    """A barrier, which moves no data."""
 
     name = "barrier"
     is_sized = False
@@ -294,7 +294,7 @@ class BarrierCase(Case):
 
 
 class CopyCase(Case):
-    """Not a collective: all ranks copy their inputs at once, which measures the memory."""
+    """A copy of the input on all ranks at once, which measures the memory; not a collective."""
 
     name = COPY
     has_output = True

@@ -81,9 +81,9 @@ def _measure_here(args: argparse.Namespace) -> None:
 
 
 def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
-    """Return the interpreters of the peers that are set up; print which are not.
+    """Return the interpreters of the installed peers; print a note for each missing one.
 
-    Raises ValueError if none is set up.
+    Raises ValueError if none is installed.
     """
     found: dict[str, str] = {}
     missing: list[str] = []
@@ -95,7 +95,7 @@ def _peers_there(wanted: Sequence[str]) -> dict[str, str]:
     if missing and not found:
         raise ValueError("; ".join(missing))
     for complaint in missing:
-        print_note("meshlib bench", f"without it: {complaint}")
+        print_note("meshlib bench", f"skipped: {complaint}")
     return found
 
 
@@ -107,8 +107,8 @@ def _network(args: argparse.Namespace) -> Network:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = OneLineParser(
         prog="meshlib bench",
-        description="Measure collectives on float32 arrays on this machine: medians of the slowest"
-        " rank's time, a barrier before each call, libraries taking turns.",
+        description="Measure collectives on float32 arrays on this machine. Each time is the median"
+        " of the slowest rank's; a barrier precedes each call, and libraries alternate.",
     )
     add_cells(parser)
     parser.add_argument(
@@ -116,9 +116,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=partial(chosen, known=_PEERS, what="peer"),
         default=[],
         metavar="NAMES",
-        help=f"peers: {', '.join(_PEERS)}",
+        help=f"libraries to compare with: {', '.join(_PEERS)}",
     )
-    parser.add_argument("--rounds", type=_positive, default=8, help="turns of each library (8)")
+    parser.add_argument(
+        "--rounds", type=_positive, default=8, help="rounds per library (default: 8)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the times over the sizes into FILE (.png)"
@@ -126,13 +128,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--predict",
         action="store_true",
-        help="show the cost model's times, beside the measured ones and for many hosts",
+        help="also show the cost model's times, next to measured times and for many hosts",
     )
     parser.add_argument(
         "--between",
         action="store_true",
         help="measure between the hosts of a job, as one of its ranks: meshrun --nnodes N ..."
-        " -m meshlib bench --between (--ranks, --json, --plot, --predict do not count)",
+        " -m meshlib bench --between (ignores --ranks, --json, --plot and --predict)",
     )
     parser.add_argument(
         "--write-network",
@@ -144,20 +146,20 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     model.add_argument("--hosts", type=_positive, default=1000, metavar="N", help="(1000)")
     model.add_argument("--ranks-per-host", type=_positive, default=8, metavar="N", help="(8)")
     model.add_argument(
-        "--network-latency", type=_amount, default=20.0, metavar="US", help="µs a frame (20)"
+        "--network-latency", type=_amount, default=20.0, metavar="US", help="µs per frame (20)"
     )
     model.add_argument(
         "--network-bandwidth",
         type=_amount,
         default=12.5,
         metavar="GB",
-        help="GB/s of a host's card, in each direction (12.5)",
+        help="GB/s of a host's network card, in each direction (12.5)",
     )
     return parser.parse_args(argv)
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the calls: collectives, sizes, ranks, and our backends."""
+    """Add the arguments for the calls: collectives, sizes, ranks, and meshlib's backends."""
     parser.add_argument(
         "--collectives",
         type=_collectives,
@@ -173,7 +175,11 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
         help=f"bytes of each rank's input (default: {_DEFAULT_SIZES})",
     )
     parser.add_argument(
-        "--ranks", type=_ranks, default=[2, 4], metavar="N,N", help="numbers of ranks (2,4)"
+        "--ranks",
+        type=_ranks,
+        default=[2, 4],
+        metavar="N,N",
+        help="numbers of ranks (default: 2,4)",
     )
     parser.add_argument(
         "--backend",
@@ -186,12 +192,12 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--symmetric",
         action="store_true",
-        help="measure arrays from group.empty() as well, as library meshlib-symmetric",
+        help="also measure arrays from group.empty(), as library meshlib-symmetric",
     )
 
 
 def own_libraries(backends: Sequence[str], symmetric: bool) -> list[str]:
-    """Return the names of our own libraries that ``--backend`` and ``--symmetric`` ask for."""
+    """Return the names of meshlib's variants that ``--backend`` and ``--symmetric`` select."""
     return [_BACKENDS[backend] for backend in backends] + ["meshlib-symmetric"] * symmetric
 
 

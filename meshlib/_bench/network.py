@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A path between two hosts: round trip in seconds, bytes a second one way (0: unknown)."""
+    """A path between two hosts: round trip in seconds, and bytes per second one way or 0."""
 
     round_trip: float
     rate: float = 0.0
@@ -26,7 +26,7 @@ class Path:
 class HostNetwork:
     """The ranks of each host, the name of its site ("" if unknown), and the paths between hosts.
 
-    ``paths`` has pairs of host numbers, the lower one first, as keys.
+    The keys of ``paths`` are pairs of host numbers, the lower one first.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -60,8 +60,8 @@ class HostNetwork:
         except (ValueError, TypeError, KeyError) as error:
             what = f"has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(
-                f"{file} is not a network file: {what}; expected what meshlib bench --between"
-                " --write-network writes"
+                f"{file} is not a network file: {what}; expected a file from meshlib bench"
+                " --between --write-network"
             ) from error
 
     @classmethod
@@ -95,7 +95,7 @@ class HostNetwork:
 
 
 def levels_in_words(placement: MembersByHost) -> str:
-    """Return the levels on which ``auto`` runs a group's collectives, in words."""
+    """Return a description of the levels on which ``auto`` runs a group's collectives."""
     sites = placement.by_site()
     if sites.spread is Spread.APART and len(sites.hosts) > 1:
         return f"one level: all {len(sites.hosts)} ranks over TCP"
@@ -120,7 +120,7 @@ def levels_of_groups(
 ) -> list[str]:
     """Return lines with the levels of the ``groups`` along each dim over ``network``.
 
-    Raises ValueError for a rank that is not on any of its hosts.
+    Raises ValueError for a rank that is on none of the network's hosts.
     """
     lines = ["levels, with backend auto"]
     width = max(map(len, groups))

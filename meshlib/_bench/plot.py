@@ -1,4 +1,4 @@
-"""Times over sizes as a picture: a panel for each case and number of ranks, log-log."""
+"""A plot of times over sizes: a log-log panel for each case and number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_can_plot(file: Path) -> None:
 
 
 def plot(results: Sequence[CaseResult], file: Path) -> None:
-    """Draw the medians of the cases that have sizes into ``file``."""
+    """Draw the medians of all cases with sizes into ``file``."""
     importlib.import_module("matplotlib").use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
     sized = [result for result in results if result.nbytes > 0 and result.case != COPY]

@@ -1,4 +1,4 @@
-"""The cost model beside measurements, and its predictions for many hosts."""
+"""The cost model compared with measurements, and its predictions for many hosts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ KINDS = {
     "all_to_all": Kind.ALL_TO_ALL,
     "barrier": Kind.BARRIER,
 }
-"""The benchmark's cases that the model knows."""
+"""The benchmark's cases that the model supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """``hosts`` of ``ranks_per_host``, joined by cards that take ``latency`` seconds a frame and
-    move ``bandwidth`` bytes a second in each direction at once.
+    """Hosts of a ``shape``, connected by network cards.
+
+    A card needs ``latency`` seconds per frame, and moves ``bandwidth`` bytes per second in each
+    direction.
     """
 
     shape: Shape
@@ -39,14 +41,14 @@ def cost_of(tuning: Tuning, transport: str) -> Cost:
     entry = tuning.transports.get(transport)
     if entry is None or entry.cost is None:
         raise ValueError(
-            f"the tuning has no cost of {transport!r}: {tuning.source}; expected a file that"
-            " meshlib tune wrote with it"
+            f"the tuning has no cost of {transport!r}: {tuning.source}; expected a file of"
+            " meshlib tune for this transport"
         )
     return entry.cost
 
 
 def in_words(cost: Cost) -> str:
-    """Return ``cost`` as text: of a frame and of bytes, and how many ranks work at once."""
+    """Return ``cost`` as text: the costs of frames and bytes, and the number of parallel ranks."""
     return (
         f"{1e6 * cost.alpha:.1f} µs a frame, {1e-9 / cost.beta:.2f} GB/s sent,"
         f" {1e-9 / cost.gamma:.2f} GB/s reduced, {cost.parallelism:g} at a time"
@@ -54,7 +56,7 @@ def in_words(cost: Cost) -> str:
 
 
 def comparison(results: Sequence[CaseResult], tuning: Tuning, transport: str) -> str:
-    """Return a table of the model's times beside the times measured over ``transport``."""
+    """Return a table of the model's times and the times measured over ``transport``."""
     cost = cost_of(tuning, transport)
     lines = [
         f"Model of {transport}: {in_words(cost)}",
@@ -83,8 +85,8 @@ def extrapolation(
 ) -> str:
     """Return a table of the model's times over ``network``, on one level and on two.
 
-    Shared memory inside hosts has the tuning's costs. Bytes are reduced at the same rate between
-    hosts.
+    Shared memory inside hosts has the tuning's costs. Its rate of reducing bytes also applies
+    between hosts.
     """
     inside = cost_of(tuning, "shm")
     shape = network.shape

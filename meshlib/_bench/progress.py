@@ -9,7 +9,7 @@ _CELLS = 24
 
 
 class ProgressBar:
-    """The bar, gone when its block ends; nothing is written where stderr is not a terminal."""
+    """A progress bar that disappears at the end of its block; only on a terminal's stderr."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -22,7 +22,7 @@ class ProgressBar:
         self.clear()
 
     def __call__(self, what: str, share: float) -> None:
-        """Show that ``what`` is under way, and that ``share`` of all is done."""
+        """Show the current measurement ``what``, and the finished ``share`` (0 to 1)."""
         if not self._shown:
             return
         full = int(share * _CELLS)
@@ -34,7 +34,7 @@ class ProgressBar:
         self._write(f"{bar} {share:4.0%}{left}  {what}")
 
     def clear(self) -> None:
-        """Take the bar away, so that something else can be printed."""
+        """Remove the bar, so that other text can be printed."""
         if self._shown:
             self._write("")
 

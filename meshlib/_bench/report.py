@@ -1,4 +1,4 @@
-"""Results as a table for people and as JSON for programs."""
+"""Results as a text table and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEST_MPI = "best MPI"
 
 
 def references(libraries: Iterable[str]) -> list[str]:
-    """Return the libraries to compare with: each peer, and ``BEST_MPI`` if both MPIs are there."""
+    """Return the libraries to compare with: the peers, and ``BEST_MPI`` for both MPIs."""
     peers = [library for library in libraries if library not in OWN]
     return [*peers, BEST_MPI] if all(mpi in peers for mpi in MPI) else peers
 
@@ -51,9 +51,9 @@ def header(libraries: Sequence[str]) -> str:
 
 
 def rows(results: Sequence[CaseResult], libraries: Sequence[str], memory: float | None) -> str:
-    """Return a line for each library; a line of ours also has the ratio to each reference.
+    """Return a line for each library; meshlib's lines also have the ratio to each reference.
 
-    ``memory`` is the copy bandwidth of the ranks in bytes a second, if known.
+    ``memory`` is the copy bandwidth of the ranks in bytes per second, or None.
     """
     first = results[0]
     size = format_size(first.nbytes) if first.nbytes else ""
@@ -77,13 +77,13 @@ def rows(results: Sequence[CaseResult], libraries: Sequence[str], memory: float 
 
 
 def copy_bandwidth(results: Iterable[CaseResult], ranks: int) -> float | None:
-    """Return the bytes a second that ``ranks`` ranks copied together; None if not measured."""
+    """Return the bytes per second that ``ranks`` ranks copied together; None if not measured."""
     found = [result.moved for result in results if (result.case, result.ranks) == (COPY, ranks)]
     return found[-1] if found else None
 
 
 def as_json(results: Sequence[CaseResult], settings: dict[str, Any]) -> str:
-    """Return all results, how they were made, and on what machine."""
+    """Return all results, the settings and the machine's properties."""
     return json.dumps(
         {
             "machine": {

@@ -1,4 +1,7 @@
-"""Measures cases in several libraries' jobs, interleaved, so that all meet the same weather."""
+"""Interleaved measurement of cases in several libraries' jobs.
+
+Other load on the machine then affects all libraries.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _MOST_IN_A_TURN = 50
 _KEPT_SHARE, _LARGEST_SHARE = 0.25, 0.6
 
 Progress = Callable[[str, float], None]
-"""Called with the current measurement, and the share that is done."""
+"""A function that gets the current measurement, and the finished share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """The cells to measure. Cells with the same number of ranks are adjacent.
+    """The cells to measure. Cells with equal numbers of ranks are adjacent.
 
-    ``pythons`` gives for each library the interpreter of its environment; ``rounds`` is how often
-    each library gets its turn in each cell, ``turn`` about how many seconds a turn is. A cell that
-    has taken ``timeout`` seconds has no more rounds once it has had two.
+    ``pythons`` has the interpreter of each library's environment. ``rounds`` is the number of turns
+    of each library in each cell, ``turn`` the approximate seconds of a turn. After ``timeout``
+    seconds a cell ends, but not before its second round.
     """
 
     cells: Sequence[Cell]
@@ -62,9 +65,9 @@ class BenchmarkPlan:
 def grid(
     cases: Sequence[str], sizes: Sequence[int], ranks: Sequence[int], libraries: Sequence[str]
 ) -> list[Cell]:
-    """Return a cell for each case, size and number of ranks; our own library comes first.
+    """Return a cell for each case, size and number of ranks; ``libraries`` begins with meshlib.
 
-    Where memory is moved in earnest, a cell that measures the memory itself goes ahead.
+    If sizes reach ``MEMORY_BOUND``, a cell that measures the memory itself precedes them.
     """
     cells: list[Cell] = []
     for count in ranks:
@@ -78,7 +81,7 @@ def grid(
 
 
 def copy_cell(ranks: int, library: str) -> Cell:
-    """Return the cell that measures how fast all ranks copy at once."""
+    """Return the cell that measures the copy bandwidth of all ranks together."""
     return Cell(COPY, COPY_BYTES, ranks, (library,))
 
 
@@ -91,9 +94,9 @@ def _has(library: str, case: str, first: str) -> bool:
 
 @dataclass(slots=True)
 class CaseResult:
-    """One case, size and number of ranks in one library.
+    """The result of one case, size and number of ranks in one library.
 
-    ``rounds`` holds for each of its turns the seconds of each call: those of the slowest rank.
+    ``rounds`` has the slowest rank's seconds of each call, for each turn.
     """
 
     case: str
@@ -103,11 +106,11 @@ class CaseResult:
     version: str
     rounds: list[list[float]] = field(default_factory=list[list[float]])
     after_last: list[list[float]] = field(default_factory=list[list[float]])
-    """The same, from when the last rank entered to when the last one left."""
+    """The seconds from the last rank's entry to the last rank's exit, like ``rounds``."""
 
     @property
     def seconds(self) -> list[float]:
-        """Those of all calls."""
+        """The seconds of all calls."""
         return [seconds for round_ in self.rounds for seconds in round_]
 
     @property
@@ -117,26 +120,26 @@ class CaseResult:
 
     @property
     def median_after_last(self) -> float | None:
-        """The same of ``after_last``; None if that was not measured."""
+        """The median of ``after_last``'s medians; None if that was not measured."""
         return _median(self.after_last) if self.after_last else None
 
     def quantile(self, tenth: int) -> float:
-        """Return the ``tenth`` tenth's upper bound of ``seconds``."""
+        """Return the decile number ``tenth`` of ``seconds``."""
         return float(np.quantile(self.seconds, tenth / 10))
 
     @property
     def moved(self) -> float:
-        """Bytes a second that the ranks must have read and written, all of them together."""
+        """The least bytes per second that all ranks together must have read and written."""
         return CASES[self.case].moved(self.nbytes, self.ranks) / self.median
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes a second, as nccl-tests count them."""
+        """Bytes per second, as nccl-tests count them."""
         return CASES[self.case].traffic(self.nbytes, self.ranks)[0] / self.median
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes a second, comparable over collectives and numbers of ranks."""
+        """Bytes per second, comparable between collectives and numbers of ranks."""
         return self.algorithm_bandwidth * CASES[self.case].traffic(self.nbytes, self.ranks)[1]
 
 
@@ -145,12 +148,12 @@ def _median(rounds: Sequence[Sequence[float]]) -> float:
 
 
 class WrongResultError(BenchmarkError):
-    """A library's result was wrong."""
+    """An error for a wrong result of a library."""
 
 
 @dataclass(slots=True)
 class Contender:
-    """A job that takes turns with others."""
+    """A library's job, which is measured in turns with others."""
 
     job: LibraryJob
     version: str
@@ -159,23 +162,24 @@ class Contender:
     def measure(
         self, case: str, nbytes: int, repetitions: int, warmup: int, keep: bool
     ) -> Repetitions:
-        """Take a turn; raise WrongResultError when the result is wrong."""
+        """Measure one turn; raise WrongResultError when the result is wrong."""
         block = self.job.measure(case, nbytes, repetitions, warmup, keep=keep)
         if not block.right:
             raise WrongResultError(
-                f"{self.job.library}: {case} of {nbytes} bytes gave a wrong result"
+                f"{self.job.library}: {case} of {nbytes} bytes returned a wrong result"
             )
         self.seconds_a_call = block.turn / (repetitions + warmup)
         return block
 
     def probe(self, case: str, nbytes: int, keep: bool) -> None:
-        """Find out how long a call takes: by the second one, since the first makes connections."""
+        """Measure the time of a call: the second one, because the first makes connections."""
         for _ in range(2):
             self.measure(case, nbytes, 1, 0, keep)
 
     def repetitions(self, rounds: int, turn: float) -> tuple[int, int]:
-        """Return how many calls the next turn has, by what the last one took, and how many before
-        them that do not count.
+        """Return the numbers of measured and of warm-up calls of the next turn.
+
+        They depend on the time of a call in the last turn.
         """
         if self.seconds_a_call > _SLOW_SECONDS:
             return 1, 0
@@ -186,7 +190,7 @@ class Contender:
 
 @dataclass(slots=True)
 class Skipped:
-    """A cell that was not measured, and why."""
+    """A cell that was not measured, and the reason."""
 
     cell: Cell
     reason: str
@@ -196,7 +200,7 @@ class Skipped:
 
 
 def run(plan: BenchmarkPlan, progress: Progress) -> Iterator[list[CaseResult] | Skipped]:
-    """Yield the results of each cell, a list with one for each library."""
+    """Yield a list of each cell's results, one for each library, or ``Skipped``."""
     done = 0
     for size, group in itertools.groupby(plan.cells, lambda cell: cell.ranks):
         cells = list(group)
@@ -219,7 +223,7 @@ def _measure(
     case, nbytes, rounds = cell.case, cell.nbytes, plan.rounds
     needed, available = CASES[case].memory(nbytes, cell.ranks), memory_left()[0]
     if needed > _LARGEST_SHARE * available:
-        reason = f"needs {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} are there"
+        reason = f"needs {needed / 2**30:.1f} GiB of memory, {available / 2**30:.1f} are available"
         yield Skipped(cell, reason)
         return
     keep = needed * len(contenders) <= _KEPT_SHARE * available
@@ -239,14 +243,14 @@ def _measure(
         result.after_last.append(block.after_last)
 
     def take_turns(turn: Callable[[Contender], None], backwards: bool) -> Iterator[Skipped]:
-        # The second library finds the caches as the first left them, so the order alternates.
+        # A library finds the caches as the one before left them, so the order alternates.
         for contender in reversed(contenders) if backwards else contenders:
             library = contender.job.library
             try:
                 if library in results:
                     turn(contender)
             except WrongResultError as error:
-                # A peer's error is to be told, but no reason to end.
+                # Report a peer's error, but continue.
                 if library in OWN:
                     raise
                 del results[library]

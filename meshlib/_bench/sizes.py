@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``8``, ``64K``, ``1M``."""
+"""Sizes in text form: ``8``, ``64K``, ``1M``."""
 
 from __future__ import annotations
 

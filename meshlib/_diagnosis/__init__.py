@@ -1,1 +1,1 @@
-"""A rank's view of its job: the event watcher, stalls, samples of the calls."""
+"""A rank's view of its job: the event watcher, stall detection, and samples of calls."""

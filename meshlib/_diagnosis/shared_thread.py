@@ -1,4 +1,4 @@
-"""A background thread with a store client of its own, shared by ranks that are threads."""
+"""A background thread with its own store client, shared by ranks that are threads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ END_SECONDS = 5.0
 
 
 class SharedThread(ABC, Generic[U]):
-    """Runs from its first user to its last.
+    """A thread that runs while it has users.
 
-    A thousand ranks that are threads must not start thousands of helper threads: ``of`` returns
-    the one that all of them share.
+    A thousand ranks that are threads must not start thousands of helper threads, so ``of`` returns
+    one object for all ranks of a process.
     """
 
     name: str
     prepares: ClassVar[bool] = False
-    """True if ``_prepare`` must finish before ``enter`` returns. Otherwise the thread makes its
-    client itself, so that ``enter`` costs no round trips to a server.
+    """True if ``_prepare`` must finish before ``enter`` returns. Otherwise the thread makes its own
+    client, so that ``enter`` needs no round trips to a server.
     """
 
     def __init__(self) -> None:
@@ -33,19 +33,19 @@ class SharedThread(ABC, Generic[U]):
 
     @classmethod
     def of(cls, store: Store) -> SharedThread[U]:
-        """Return a new one, or the one that the threads of ``store``'s process share."""
+        """Return a new object, or the shared one if the store and its ranks are in one process."""
         if store.in_one_process:
             return cast("SharedThread[U]", store.in_process(cls.name, cls))
         return cls()
 
     @property
     def users(self) -> list[U]:
-        """The ranks' objects that the thread works for."""
+        """The users that have entered and not left."""
         with self._lock:
             return list(self._users)
 
     def enter(self, user: U, store: Store) -> None:
-        """Work for ``user``, too; ``store`` is the store that ``of`` was given."""
+        """Add ``user``; start the thread for the first one. ``store`` is the argument of ``of``."""
         with self._lock:
             self._users[user] = None
             if self._run is None:
@@ -59,7 +59,7 @@ class SharedThread(ABC, Generic[U]):
                 self._run.begin(self)
 
     def leave(self, user: U) -> None:
-        """Forget ``user``; the last one ends the thread."""
+        """Remove ``user``; end the thread after the last one."""
         with self._lock:
             self._users.pop(user, None)
             run = None if self._users else self._run
@@ -74,14 +74,14 @@ class SharedThread(ABC, Generic[U]):
 
     @abstractmethod
     def work(self, store: Store, ending: threading.Event) -> None:
-        """Work with ``store`` until ``ending``. DistStoreError is no fault: the store has gone."""
+        """Work with ``store`` until ``ending``. It may raise DistStoreError: the store is gone."""
 
     def on_store_lost(self, error: DistError | None) -> None:
-        """Act on the loss of the store before its users left; ``error`` is the symptom."""
+        """Handle the loss of the store before all users left; ``error`` is the symptom."""
 
 
 class _ThreadLifetime:
-    """One thread, from the first user to the last, and its client: ``own``, else a clone."""
+    """One run of the thread, from the first user to the last; its client is ``own`` or a clone."""
 
     def __init__(self, store: Store, own: Store | None) -> None:
         self._store = store
@@ -106,7 +106,7 @@ class _ThreadLifetime:
         self._thread.start()
 
     def _client(self) -> Store | None:
-        """Return the thread's client; None when the thread is to end."""
+        """Return the thread's client, None if the thread must end."""
         if self._own is not None:
             return self._own
         own = self._store.clone()

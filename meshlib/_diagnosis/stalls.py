@@ -1,16 +1,16 @@
-"""Finding ranks that wait for each other in different calls, long before a deadline passes.
+"""Detection of ranks that wait for each other in different calls, long before a deadline.
 
-Most mismatches show in the first frame that arrives (``transport._calls.header``). Some exchange
-no frame: two ranks in calls of two groups of the same members, say, or in the calls of one group in
-another order. Each waits for a call that the other will never make.
+Most mismatches are detected in the first frame that arrives (``transport._calls.header``). But some
+exchange no frame: two ranks call on two groups of the same members in different orders, for
+example. Each waits for a call that the other will never make.
 
 A rank whose main thread has been blocked in one call for a while posts its ``CallStatus``. A rank
-*waits for* another one that has not reached its call yet. Blocked ranks that wait for each other
-in a circle can never go on: that is a mismatch, and the ranks of the circle are told. A rank that
-computes has posted nothing, so a slow rank is never taken for a stuck one.
+*waits for* each member that has not reached its call yet. Blocked ranks that wait for each other in
+a cycle, a *tangle*, can never continue. That is a mismatch, which the ranks' groups then raise. A
+rank that computes posts nothing, so a slow rank is never mistaken for a stuck one.
 
-Waiting must cost next to nothing, however many ranks wait for a slow one. A rank posts its status
-once, and reads those of others only when a counter says that there are new ones. Ranks that are
+Waiting must cost almost nothing, whatever the number of ranks that wait for a slow one. A rank
+posts its status once, and reads other statuses only when a counter shows new ones. Ranks that are
 threads of one process share one thread for this, and the statuses that it has read.
 """
 
@@ -34,20 +34,20 @@ from transport._waiting.deadline import Deadline
 
 TICK_SECONDS = 0.1
 STALLED_SECONDS = 0.3
-# The thread takes at most one part in IDLE_PARTS of a core.
+# The thread uses at most 1 / IDLE_PARTS of a core.
 IDLE_PARTS = 10
-# The number of last calls that a rank posts: ranks may have diverged some calls earlier.
+# A rank posts this many of its last calls: ranks may have diverged some calls earlier.
 CALLS_POSTED = 8
-# The time that other members get to post their status, once a tangle is sure.
+# The time for other members to post their status, once a tangle is confirmed.
 REST_SECONDS = 0.2
 _PAUSE_SECONDS = 0.05
 _POSTED = "statuses"
-# A rank reads at most this many statuses; deadlines still name the missing ranks.
+# A rank reads at most this many statuses. Beyond that, deadlines still name missing ranks.
 MOST_RANKS = 256
 
 
 class Groups(Protocol):
-    """The groups of one rank."""
+    """An object that knows the groups of one rank."""
 
     def progress(self) -> list[tuple[Members, int]]:
         """Return the members of each group, and the number of its last collective."""
@@ -55,7 +55,7 @@ class Groups(Protocol):
 
 
 class StallDetector:
-    """Watches the main thread of one rank, which has ``groups``, until it is closed."""
+    """A watch on the main thread of one rank, which has ``groups``, until it is closed."""
 
     def __init__(
         self, rank: int, store: Store, recorder: FlightRecorder, main_thread: int, groups: Groups
@@ -75,7 +75,7 @@ class StallDetector:
     def post(self, store: Store, *, again: bool) -> CallStatus | None:
         """Return the rank's status, None unless it is blocked.
 
-        Posts the status in ``store`` if it is new, or if ``again``.
+        Also post the status in ``store`` if it is new, or if ``again``.
         """
         record = self._blocked_in()
         if record is None:
@@ -93,7 +93,7 @@ class StallDetector:
             self.posted = status
             store.set(status_key(self.rank), status.pack())
         if before is None:
-            store.add(_POSTED, 1)  # only now: a rank that reads the count finds the status
+            store.add(_POSTED, 1)  # last: a rank that reads the count must find the status
         return self.posted
 
     def _blocked_in(self) -> Record | None:
@@ -101,15 +101,15 @@ class StallDetector:
         open_calls = [r for r in self._recorder.records() if not r.ended]
         blocking = [r for r in open_calls if r.sync]
         if len(blocking) != 1 or blocking[0].thread != self._main_thread:
-            return None  # it computes; or its other threads may still make the missing call
+            return None  # the main thread computes, or another thread may make the missing call
         last = blocking[0]
         if last.peer != COLLECTIVE or time.monotonic() - last.issued < STALLED_SECONDS:
             return None
-        # Calls of one group run in order: the first that has not ended is the one that waits.
+        # Calls of one group run in order, so the first open one is the one that waits.
         return next(r for r in open_calls if r.group == last.group and r.peer == COLLECTIVE)
 
     def _status(self, record: Record, beat: int) -> CallStatus | None:
-        """Return the status of a rank blocked in ``record``; None if its group has gone."""
+        """Return the rank's status in the call ``record``; None if its group is gone."""
         groups = self._groups.progress()
         group = next((members for members, _ in groups if members.id == record.group), None)
         if group is None:
@@ -132,13 +132,13 @@ class StallDetector:
 
 
 class _StallThread(SharedThread[StallDetector]):
-    """Has ranks post their statuses, and looks for tangles among all of them."""
+    """A thread that posts its ranks' statuses, and searches all statuses for tangles."""
 
     name = "stalls"
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen = 0  # the count of posted statuses at the last look
+        self._last_count = 0  # of posted statuses, at the last search
         self._suspects: dict[int, CallStatus] = {}
 
     def work(self, store: Store, ending: threading.Event) -> None:
@@ -159,9 +159,9 @@ class _StallThread(SharedThread[StallDetector]):
             self._suspects = {}
             return
         posted = store.add(_POSTED, 0)
-        if posted == self._seen and not self._suspects:
+        if posted == self._last_count and not self._suspects:
             return
-        self._seen = posted
+        self._last_count = posted
         found = _collect(store, mine, ranks)
         now = _tangle_of(found, mine)
         before, self._suspects = self._suspects, now
@@ -172,9 +172,9 @@ class _StallThread(SharedThread[StallDetector]):
     def _statuses_beside(
         self, store: Store, tangle: Mapping[int, CallStatus], ending: threading.Event
     ) -> dict[int, CallStatus | None]:
-        """Return the statuses of the other members of the tangle's groups that post one soon.
+        """Return the statuses of the other members of the tangle's groups, None for a missing one.
 
-        They may have arrived a little later than the tangle's ranks, and be about to post.
+        Waits a moment for them: members that arrived a little later may be about to post.
         """
         members = {rank for one in _groups(tangle) for rank in one} - set(tangle)
         beside: dict[int, CallStatus | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
@@ -191,7 +191,7 @@ class _StallThread(SharedThread[StallDetector]):
         self, store: Store, rank: int, tangle: Mapping[int, CallStatus], ending: threading.Event
     ) -> None:
         groups = sorted({one.call.group for one in tangle.values()})
-        # All ranks of the tangle find it; one of them tells.
+        # All ranks of the tangle find it, but only one reports it.
         mine = f"tangle seen by {rank}".encode()
         if store.compare_set(f"failure/{groups[0]}", "", mine) != mine:
             return
@@ -203,9 +203,9 @@ class _StallThread(SharedThread[StallDetector]):
 def _collect(
     store: Store, mine: Mapping[int, CallStatus], known: Collection[int]
 ) -> dict[int, CallStatus]:
-    """Return ``mine`` and the statuses of all ranks that those wait for, directly or not.
+    """Return ``mine`` and the statuses of all blocked ranks that these wait for, even indirectly.
 
-    None of the other ``known`` ranks is blocked.
+    Of the ``known`` ranks, only those in ``mine`` are blocked.
     """
     found = dict(mine)
     queried = set(known)
@@ -226,7 +226,10 @@ def _groups(statuses: Mapping[int, CallStatus]) -> Collection[Collection[int]]:
 def _tangle_of(
     found: Mapping[int, CallStatus], mine: Mapping[int, CallStatus]
 ) -> dict[int, CallStatus]:
-    """Return a tangle with one of ``mine`` in it, as that rank sees it; empty if there is none."""
+    """Return a tangle that contains a rank of ``mine``, among the ranks that it can reach.
+
+    Returns an empty dict if there is none.
+    """
     for rank in sorted(mine.keys() & set(find_tangle(found) or ())):
         reach, ahead = {rank}, [rank]
         while ahead:
@@ -240,7 +243,7 @@ def _tangle_of(
 
 
 def _read(store: Store, ranks: Collection[int]) -> dict[int, CallStatus]:
-    """Return the posted statuses of the blocked ranks among ``ranks``."""
+    """Return the posted statuses of the blocked ranks among ``ranks``, by rank."""
     texts = store.multi_get([status_key(rank) for rank in ranks])
     pairs = zip(ranks, texts, strict=True)
     return {rank: CallStatus.unpack(text) for rank, text in pairs if text}

@@ -18,10 +18,8 @@ class CallStatus(JsonRecord):
     """The collective in which ``rank`` is blocked, the last of ``calls``.
 
     ``calls`` are the rank's last collectives on one group, in order. ``ranks`` are the group's
-    members, ``on`` is its name in messages.
-
-    ``reached`` has the number of the rank's last collective by group id. ``beat`` counts how often
-    the rank has confirmed the status.
+    members, ``on`` is its name in messages. ``reached`` has the number of the rank's last
+    collective by group id. ``beat`` counts the rank's confirmations of this status.
     """
 
     rank: int
@@ -42,38 +40,35 @@ class CallStatus(JsonRecord):
         return self.call.group, self.call.sequence
 
     def has_arrived(self, group: str, sequence: int) -> bool:
-        """True if this rank has issued the collective ``sequence`` of ``group``."""
+        """Return whether this rank has issued the collective ``sequence`` of ``group``."""
         return self.reached.get(group, 0) >= sequence
 
     def is_confirmed_by(self, later: CallStatus) -> bool:
-        """True if ``later`` says that the rank is still blocked in the same call."""
+        """Return whether the rank is still blocked in the same call according to ``later``."""
         same = (self.place, self.call.header) == (later.place, later.call.header)
         return same and later.beat > self.beat
 
     def first_difference(self, other: CallStatus) -> int:
-        """Return the number of the first call that both ranks made in one group differently.
-
-        0 if they made none.
-        """
+        """Return the number of the first call in which the ranks differ on one group, else 0."""
         if self.call.group != other.call.group:
             return 0
-        theirs = {call.sequence: call.header.what for call in other.calls}
+        others = {call.sequence: call.header.what for call in other.calls}
         for call in self.calls:
-            if call.header.what != theirs.get(call.sequence, call.header.what):
+            if call.header.what != others.get(call.sequence, call.header.what):
                 return call.sequence
         return 0
 
 
 def find_tangle(statuses: Mapping[int, CallStatus]) -> list[int] | None:
-    """Return ranks that wait for each other in a circle, or made different calls; else None.
+    """Return ranks that wait for each other in a cycle, or made different calls; else None.
 
-    Takes time linear in the ranks, unless many different calls are waited in.
+    The time is linear in the number of ranks, unless they are blocked in many different calls.
     """
     return _find_contradiction(list(statuses.values())) or _find_circle(statuses)
 
 
 def _find_contradiction(statuses: Collection[CallStatus]) -> list[int] | None:
-    """Return a rank and those that have made another call than it has."""
+    """Return a rank and the ranks whose calls differ from its calls; None if all agree."""
     seen: dict[tuple[str, int], CallHeader] = {}
     for one in statuses:
         for call in one.calls:
@@ -108,7 +103,7 @@ def _find_circle(statuses: Mapping[int, CallStatus]) -> list[int] | None:
         for rank in late:
             missed_by[rank].append(call)
     free = [call for call, count in missing.items() if count == 0]
-    for call in free:  # to which others are added meanwhile
+    for call in free:  # grows in the loop
         for rank in here.pop(call):
             for waiting in missed_by[rank]:
                 missing[waiting] -= 1
@@ -120,22 +115,22 @@ def _find_circle(statuses: Mapping[int, CallStatus]) -> list[int] | None:
 def tangle_message(
     tangle: Mapping[int, CallStatus], beside: Mapping[int, CallStatus | None]
 ) -> str:
-    """Return the table of the calls in which the ranks of a tangle are blocked.
+    """Return a message with a table of the calls in which the ranks of a tangle are blocked.
 
     ``beside`` has the other members of their groups, None for a rank without a status.
     """
     rows: list[tuple[Any, ...]] = []
-    everybody = {**beside, **tangle}
-    known = [one for one in everybody.values() if one is not None]
+    statuses = {**beside, **tangle}
+    known = [one for one in statuses.values() if one is not None]
     differences = [one.first_difference(other) for one in tangle.values() for other in known]
     first = min(filter(None, differences), default=0)
-    for rank, one in sorted(everybody.items()):
+    for rank, one in sorted(statuses.items()):
         if one is None:
-            rows.append((str(rank), "in no call for as long (it computes, or has left)", ""))
+            rows.append((str(rank), "not blocked in a call (it computes, or has left)", ""))
         else:
             call = next((call for call in one.calls if call.sequence == first), one.call)
             rows.append((str(rank), f"{call} on {one.on}", call.site))
     return (
-        f"ranks {sorted(tangle)} wait for each other in different calls: none of them can go on\n"
+        f"ranks {sorted(tangle)} wait for each other in different calls: none can continue\n"
         + table(("rank", "call", "where"), rows)
     )

@@ -1,4 +1,4 @@
-"""The watcher: follows the job's log of events in a thread that sleeps in the store.
+"""The watcher: a thread that follows the job's log of events, and sleeps in the store.
 
 It answers while the rank's own threads compute or block, and wakes them when a group has failed.
 Ranks that are threads of one process share the thread, which reads each event once for all.
@@ -24,35 +24,35 @@ from transport._store.base import Store
 _LOGGER = logging.getLogger("meshlib")
 LOST = "was lost: its connection to the store broke"
 EXPLANATION_SECONDS = 0.2
-"""How long a lost rank is not reported, so that its launcher can publish how it ended."""
+"""The delay before a lost rank is reported, in which its launcher can publish how it ended."""
 FROM_LAUNCHER_SECONDS = 0.8
-"""The same where one launcher started all ranks and serves their store.
+"""The delay if one launcher started all ranks and serves their store.
 
-That launcher lives as long as the store answers. It publishes how a rank ended; on a busy machine,
-a moment after the rank's connection breaks.
+As long as the store answers, that launcher is alive and will publish how the rank ended. On a busy
+machine this takes a moment after the rank's connection breaks.
 """
-# Ranks leave together: waking up for each of them would take as many wakeups as ranks.
+# Ranks leave together, and the thread must not wake up for each of them.
 LEAVING_SECONDS = 0.01
 
 JobLogEntry = JobEvent | Departures
 
 
 class Listener(Protocol):
-    """Receives the events of a watcher."""
+    """The receiver of a watcher's events."""
 
     def on_event(self, event: JobLogEntry) -> None:
-        """Act on one entry of the job's log."""
+        """Handle one entry of the job's log."""
         ...
 
     def on_store_lost(self, error: DistError | None) -> None:
-        """Act on the loss of the store; ``error`` is the symptom."""
+        """Handle the loss of the store; ``error`` is the symptom."""
         ...
 
 
 class Watcher:
-    """Hands each event of the job's log in ``store`` to ``listener``, in order, one at a time.
+    """A follower of the job's log in ``store``: passes each event to ``listener``, in order.
 
-    Earlier events may come in the constructing thread. Ranks that leave together come as one
+    The constructing thread may pass earlier events. Ranks that leave together are one
     ``Departures``.
     """
 
@@ -61,13 +61,13 @@ class Watcher:
         self.listener = listener
         self._closing = False
         self._seen = 0
-        # Held while an event is handled; an RLock, because that may end in ``close``.
+        # Held while an event is handled. An RLock, because the handler may call ``close``.
         self._turn = threading.RLock()
         self._reader = _EventReader.of(store)
         self._reader.enter(self, store)
 
     def close(self) -> None:
-        """Stop following, and withdraw the will. Afterwards no event is handled."""
+        """Stop following, and withdraw the will. No event is handled afterwards."""
         self._closing = True
         self._reader.leave(self)
         if self._turn.acquire(timeout=END_SECONDS):
@@ -75,11 +75,11 @@ class Watcher:
 
     @property
     def will(self) -> str:
-        """The line that the store's server writes if this rank is gone without ``close``."""
+        """The line that the store's server writes if this rank disappears without ``close``."""
         return RankLost(self._rank, LOST, vague=True).line()
 
     def take(self, events: Sequence[JobLogEntry]) -> None:
-        """Handle the new ones of ``events``, which are all since the beginning."""
+        """Handle the new events in ``events``, the list of all events since the beginning."""
         with self._turn:
             while self._seen < len(events) and not self._closing:
                 self._seen += 1
@@ -89,12 +89,12 @@ class Watcher:
         try:
             self.listener.on_event(event)
         except Exception:
-            # A rank that misses one event is better than one that misses all later ones.
-            _LOGGER.exception("rank %d could not act on %r", self._rank, event)
+            # Missing one event is better than missing all later ones.
+            _LOGGER.exception("rank %d could not handle %r", self._rank, event)
 
 
 class _EventReader(SharedThread[Watcher]):
-    """Reads the log for all watchers."""
+    """The thread that reads the log for all watchers of a process."""
 
     name = "watcher"
     prepares = True
@@ -135,15 +135,15 @@ class _EventReader(SharedThread[Watcher]):
 
 
 def _explanation_seconds() -> float:
-    """Return how long to wait for the launcher's report of how a process ended."""
+    """Return the seconds to wait for the launcher's report of how a process ended."""
     if environment.AGENT_STORE not in os.environ:
-        return 0.0  # another launcher reports nothing, and may end this rank
+        return 0.0  # a foreign launcher reports nothing, and may end this rank
     alone = os.environ.get(environment.GROUP_WORLD_SIZE, "1") == "1"
     return FROM_LAUNCHER_SECONDS if alone else EXPLANATION_SECONDS
 
 
 def _unexplained(events: Sequence[JobEvent]) -> bool:
-    """True if a rank is lost and no event has the reason."""
+    """Return whether a rank is lost and no event has the reason."""
     lost = [event for event in events if isinstance(event, RankLost)]
     return bool({e.rank for e in lost if e.vague} - {e.rank for e in lost if not e.vague})
 
@@ -153,7 +153,7 @@ def _is_vague(event: JobEvent) -> bool:
 
 
 def _together(events: Sequence[JobEvent]) -> list[JobLogEntry]:
-    """Return ``events`` with successive departures as one."""
+    """Return ``events`` with successive departures merged into one."""
     found: list[JobLogEntry] = []
     for _, run in groupby(events, lambda event: isinstance(event, Leave)):
         alike = list(run)

@@ -1,8 +1,8 @@
 """The events of a job, which its ranks, launchers and monitors publish.
 
 Each event is one line of a log in the store, which all ranks read from its beginning
-(``events.log``). ``calls.failures.reporter`` describes the protocol. Nothing here needs NumPy:
-launchers publish events, too.
+(``_events.log``). ``_calls.failures.reporter`` describes the protocol. Launchers also publish
+events, so this module must not import NumPy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from transport._errors import (
 )
 
 Chain = tuple[int, int]
-"""The end of a rank's chain of calls on a group: the last collective's number, the hash of all."""
+"""A rank's collectives on a group: the number of the last one, and the hash of all."""
 Chains = Mapping[str, Chain | None]
-"""By the id of each group on which calls were made; None: the group broke, or is gone already."""
+"""Chains by the id of each group with calls; None for a broken or destroyed group."""
 
 _ERRORS: dict[str, type[DistError]] = {
     cls.__name__: cls
@@ -34,18 +34,18 @@ _ERRORS: dict[str, type[DistError]] = {
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of a log; ``kind`` is its kind."""
+    """One line of a log; ``kind`` names the type of entry."""
 
     kind: ClassVar[str]
 
     def line(self) -> str:
-        """Return the entry as it is appended to the log."""
+        """Return the entry's line in the log."""
         return json.dumps({"kind": self.kind} | values_of(self), default=values_of) + "\n"
 
 
 E = TypeVar("E", bound=LogEntry)
 Parse = Callable[[bytes], E]
-"""Returns the entry in a line."""
+"""A function that returns the entry in a line."""
 
 
 def reader_of(*kinds: type[E]) -> Parse[E]:
@@ -66,9 +66,9 @@ class JobEvent(LogEntry):
 
 @dataclass(frozen=True, slots=True)
 class RankLost(JobEvent):
-    """``rank`` is gone, and breaks its groups; ``how`` completes "rank 1 …".
+    """The loss of ``rank``, which breaks its groups; ``how`` completes "rank 1 …".
 
-    ``vague``: another event may give the reason.
+    If ``vague``, another event may have the reason.
     """
 
     kind: ClassVar[str] = "rank_exit"
@@ -79,7 +79,7 @@ class RankLost(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class RankEnded(JobEvent):
-    """The program of ``rank``, in the launcher's numbering, has ended: it will never come."""
+    """The end of the program of ``rank`` (in the launcher's numbering), which will never join."""
 
     kind: ClassVar[str] = "ended"
     rank: int
@@ -88,7 +88,7 @@ class RankEnded(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Leave(JobEvent):
-    """``rank`` has left in good order; ``joined`` are the groups that it has made calls on."""
+    """The regular departure of ``rank``; ``joined`` has the groups on which it made calls."""
 
     kind: ClassVar[str] = "leave"
     rank: int
@@ -97,9 +97,9 @@ class Leave(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Query(JobEvent):
-    """Every member of ``group`` is asked for a statement about the collective ``sequence``.
+    """A query to every member of ``group`` about its state in the collective ``sequence``.
 
-    ``ticket`` says where the answer goes (``answer_key``).
+    ``ticket`` is part of the answers' keys (``answer_key``).
     """
 
     kind: ClassVar[str] = "query"
@@ -110,7 +110,7 @@ class Query(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Abort(JobEvent):
-    """``group`` is broken on all its members.
+    """The abort of ``group`` on all its members.
 
     ``error`` is the class of their exception, with ``message``. ``lost`` is the lost rank, if any.
     """
@@ -123,12 +123,12 @@ class Abort(JobEvent):
 
     @classmethod
     def of(cls, group: str, error: DistError) -> Self:
-        """Return the event that has all members of ``group`` raise ``error``."""
+        """Return the event that makes all members of ``group`` raise ``error``."""
         lost = error.rank if isinstance(error, RankFailedError) else None
         return cls(group, type(error).__name__, str(error), lost)
 
     def exception(self) -> DistError:
-        """Return the exception of the members."""
+        """Return the exception that the members raise."""
         cls = _ERRORS.get(self.error, DistBackendError)
         if cls is RankFailedError:
             return RankFailedError(self.message, self.lost)
@@ -137,7 +137,7 @@ class Abort(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Refused(JobEvent):
-    """A member of ``group`` does not make the collective ``sequence``: its arguments are wrong.
+    """A member's refusal of the collective ``sequence`` of ``group``, due to wrong arguments.
 
     ``message`` names the member, its line, and the wrong argument.
     """
@@ -150,7 +150,7 @@ class Refused(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Agreed(JobEvent):
-    """Members have settled the agreement ``name`` (``job.continuing.agreement``) on ``text``."""
+    """The result ``text`` of the members' agreement ``name`` (``_job.continuing.agreement``)."""
 
     kind: ClassVar[str] = "agreed"
     name: str
@@ -159,7 +159,7 @@ class Agreed(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Ready(JobEvent):
-    """``rank``, which has no place in the job so far, waits for one."""
+    """A request of ``rank``, which has no place in the job yet, for one."""
 
     kind: ClassVar[str] = "ready"
     rank: int
@@ -167,7 +167,7 @@ class Ready(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class Watched(JobEvent):
-    """The monitor ``by`` wants a sample of each rank every ``every`` seconds; 0: no more."""
+    """A request of the monitor ``by`` for samples every ``every`` seconds; 0 ends it."""
 
     kind: ClassVar[str] = "watched"
     by: str
@@ -185,7 +185,7 @@ class StackRequest(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class StopRequest(JobEvent):
-    """``rank`` requests that all ranks stop at one step; ``why`` is a signal's name or a reason."""
+    """A request of ``rank`` to stop all ranks at one step; ``why`` is a signal or a reason."""
 
     kind: ClassVar[str] = "stop request"
     rank: int
@@ -194,7 +194,7 @@ class StopRequest(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class CanStop(JobEvent):
-    """``rank`` can stop at ``step``, but at no earlier one."""
+    """The first ``step`` at which ``rank`` can stop."""
 
     kind: ClassVar[str] = "can stop"
     rank: int
@@ -202,10 +202,10 @@ class CanStop(JobEvent):
 
 
 class Departures:
-    """Ranks have left in good order: no line, but the sum of successive ``Leave`` events.
+    """The sum of successive ``Leave`` events; not a line of a log.
 
-    Ranks that are threads of a process share the object. With a thousand ranks, sorting out the
-    departures once for each of them would take a million steps.
+    Ranks that are threads of a process share the object, because summing a thousand departures
+    once per rank would take a million steps.
     """
 
     def __init__(self, leaves: Sequence[Leave]) -> None:
@@ -220,11 +220,11 @@ class Departures:
         }
 
     def chains(self, group: str) -> Mapping[Chain | None, Sequence[int]]:
-        """Return the ends of their chains of calls on ``group``, each with its ranks."""
+        """Return the chains on ``group`` of the departed ranks, each with its ranks."""
         return self._chains.get(group, {})
 
     def without(self, group: str) -> frozenset[int]:
-        """Return the ranks among them without a call on ``group``."""
+        """Return the departed ranks that made no call on ``group``."""
         return self._strangers.get(group, self.ranks)
 
 

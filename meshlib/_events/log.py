@@ -1,7 +1,7 @@
 """Logs in the store: appending to them, following them, and finding the log of a job.
 
-A log is a key to which lines are appended; its readers sleep in the store's server. Agents of
-several nodes keep one of their own in the same way (``meshlib._launcher.nodes.records``).
+A log is a key to which lines are appended; its readers sleep in the store's server. The agents of
+several nodes have another log of this kind (``meshlib._launcher.nodes.records``).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ EVENTS = "events"
 """The job's log, in the job's store."""
 
 LOGS = "meshrun/logs"
-"""The store's key under which each World of the job has put the name of its log of events."""
+"""The store's key with the names of the logs of all Worlds of the job."""
 
 ENDED = "meshrun/ended"
-"""Prefix of the key, with the attempt's number, of the ranks whose programs ended well."""
+"""Prefix of the key, with the attempt's number, of the ranks whose programs succeeded."""
 
 STORE_SECONDS = 1.5
-"""The store's time to answer after a call has failed, past the call's deadline."""
+"""The time for the store to answer after a call has failed, beyond the call's deadline."""
 
 
 class LogReader(Generic[T]):
-    """Follows the log ``key`` in ``store`` from ``offset``; ``parse`` returns a line's entry."""
+    """A reader of the log ``key`` in ``store``, from ``offset``; ``parse`` makes a line's entry."""
 
     def __init__(
         self, store: Store, key: str, parse: Callable[[bytes], T], offset: int = 0
@@ -42,7 +42,7 @@ class LogReader(Generic[T]):
         """The number of bytes read so far."""
 
     def read(self, timeout: float) -> list[T]:
-        """Return the new entries, after a wait for the first of up to ``timeout`` seconds."""
+        """Wait up to ``timeout`` seconds for new entries; return them, or an empty list."""
         try:
             data = self._store.tail(self._key, self.offset, timeout=timeout)
         except StoreTimeoutError:
@@ -57,7 +57,7 @@ def publish(store: Store, event: JobEvent) -> None:
 
 
 def answer_key(ticket: str, rank: int) -> str:
-    """Return where ``rank`` answers the query ``ticket``."""
+    """Return the key of the answer of ``rank`` to the query ``ticket``."""
     return f"answer/{ticket}/{rank}"
 
 
@@ -65,7 +65,7 @@ def answer_key(ticket: str, rank: int) -> str:
 
 
 def register_log(store: Store) -> None:
-    """Tell the server of the store (a launcher) where this job's log is.
+    """Register the name of this job's log with the launcher, which serves the store.
 
     The launcher does not know the prefixes of the job's keys.
     """
@@ -77,27 +77,28 @@ def register_log(store: Store) -> None:
 
 
 def ended_ranks(store: Store, attempt: str) -> list[int]:
-    """Return the ranks whose programs have ended well, according to the launchers."""
+    """Return the ranks whose programs have succeeded, according to the launchers."""
     store = underlying(store)
     key = f"{ENDED}/{attempt}"
     return [int(line) for line in store.get(key).split()] if store.check([key]) else []
 
 
 def announce_lost(store: Store, lost: Sequence[RankLost]) -> None:
-    """Write to every log at the launcher's ``store`` that ranks are ``lost``.
+    """Append the ``lost`` ranks to every log at the launcher's ``store``.
 
-    Before the first rank comes there is no log: the ranks will miss the lost ones when they meet.
+    Before the first rank joins there is no log; the ranks' rendezvous then reports missing ranks.
     """
     for log in _logs(store):
         store.append(log, _lines(lost))
 
 
 def announce_ends(store: Store, attempt: int, ranks: Sequence[int]) -> None:
-    """Write that the programs of ``ranks`` have ended well, for ranks that wait for them.
+    """Publish that the programs of ``ranks`` have succeeded, for ranks that wait for them.
 
-    A rank that took part has left by itself, or its broken connections told the others.
+    Only for ranks that never joined: others have left by themselves, or broken connections
+    reported them.
     """
-    # A new World registers its log first, and reads this key afterwards.
+    # A new World registers its log before it reads this key.
     store.append(f"{ENDED}/{attempt}", "".join(f"{rank}\n" for rank in ranks))
     for log in _logs(store, f"restart{attempt}/"):
         here = log.rpartition("/")[0] + "/here"
@@ -106,7 +107,7 @@ def announce_ends(store: Store, attempt: int, ranks: Sequence[int]) -> None:
 
 
 def last_log(store: Store, attempt: int) -> str | None:
-    """Return the log, at the launcher's ``store``, of the last World of ``attempt``, if any."""
+    """Return the log, at the launcher's ``store``, of the last World of ``attempt``, or None."""
     logs = _logs(store, f"restart{attempt}/")
     return logs[-1] if logs else None
 

@@ -1,1 +1,1 @@
-"""``meshlib explain``: shows a mesh, a plan on it, or the costs of a run, without starting one."""
+"""``meshlib explain``: shows a mesh, a plan on it, or the costs of a step, without a job."""

@@ -1,7 +1,7 @@
-"""``meshlib explain TOPIC``: each topic is a module that adds its arguments, and answers.
+"""``meshlib explain TOPIC``: each topic is a module, see ``Topic``.
 
-Other packages add topics by the entry points of the group ``meshlib.explanations``: the name is the
-topic, the value a module as ``Topic`` says. ``schedule`` comes so from ``parallel``.
+Other packages add topics with entry points in the group ``meshlib.explanations``: the name is the
+topic, the value its module. ``parallel`` adds ``schedule`` in this way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OWN = {
 
 
 class Topic(Protocol):
-    """A module that answers one kind of question. The first line of its docstring says which."""
+    """A module that explains one topic. The first line of its docstring describes the topic."""
 
     __doc__: str | None
 
@@ -33,15 +33,15 @@ class Topic(Protocol):
         ...
 
     def explain(self, given: argparse.Namespace) -> str:
-        """Return the answer, several lines.
+        """Return the explanation, several lines.
 
-        Raises ValueError, OSError or ImportError for wrong arguments, which is told in one line.
+        Raises ValueError, OSError or ImportError for wrong arguments; the command prints one line.
         """
         ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the answer to ``argv``; return the exit code: 0, or 2 for wrong input."""
+    """Print the explanation for ``argv``; return the exit code: 0, or 2 for wrong input."""
     name, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
     if name in ("", "-h", "--help", "help"):
         sys.stdout.write(_usage())
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _topics() -> dict[str, str]:
-    from importlib.metadata import entry_points  # which takes longer than most answers
+    from importlib.metadata import entry_points  # slow to import
 
     added = {point.name: point.value for point in entry_points(group=_GROUP)}
     return dict(sorted({**added, **_OWN}.items()))
@@ -79,5 +79,5 @@ def _usage() -> str:
     return (
         "usage: meshlib explain TOPIC ...\n\n"
         + "\n".join(lines)
-        + "\n\nmeshlib explain TOPIC --help says more. Starts no process.\n"
+        + "\n\nSee meshlib explain TOPIC --help. No command starts a process.\n"
     )

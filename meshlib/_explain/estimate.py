@@ -1,4 +1,4 @@
-"""The memory and the calls of one rank's step on a mesh: it runs here, the other ranks are fake."""
+"""The memory and the calls of one rank's step on a mesh, run here with fake other ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshlib._recording.recorder import Record
 from meshlib._trace import GroupInfo
 
 Step = Callable[[], Mapping[str, Any]]
-"""Does one step, and returns the arrays that this rank holds at its end, nested by purpose."""
+"""A function that does one step, and returns the arrays that this rank then holds, by purpose."""
 MakeStep = Callable[[Path, DeviceMesh], Step]
 
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def explain(given: argparse.Namespace) -> str:
-    """Return the rank's place in the mesh, and the memory and the calls of the program's step."""
+    """Return the rank's place in the mesh, and the memory and calls of the program's step."""
     config = read_mesh(given.over or str(given.file))
     size = needed_ranks(config, given.world_size)
     place = explain_mesh(config, size, given.rank)
@@ -58,8 +58,9 @@ def explain(given: argparse.Namespace) -> str:
 
 
 def _make_step_of(program: Path) -> MakeStep:
-    """Return the function ``make_step`` of a program; raise ValueError if there is none."""
-    sys.path.insert(0, str(program if program.is_dir() else program.parent))  # as Python does
+    """Return the function ``make_step`` of a program; raise ValueError if it has none."""
+    # As Python does for scripts.
+    sys.path.insert(0, str(program if program.is_dir() else program.parent))
     found = runpy.run_path(str(program), run_name="meshlib._explain").get("make_step")
     if not callable(found):
         raise ValueError(f"{program} has no function make_step(file, mesh)")
@@ -68,7 +69,7 @@ def _make_step_of(program: Path) -> MakeStep:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory (bytes) of a step by purpose, and the rank's calls."""
+    """The memory of a step by purpose, in bytes, and the rank's calls."""
 
     memory: Mapping[str, int]
     calls: Sequence[CountedCalls]
@@ -87,8 +88,8 @@ class Estimate:
 def estimate(make_step: MakeStep, file: Path, mesh: DeviceMesh) -> Estimate:
     """Run two steps on this rank, and return the costs of the second one.
 
-    The first one compiles, and tells neighbours the shapes of activations.
-    Raises ValueError for a step that returns no dict.
+    The first step compiles, and exchanges the shapes of activations. Raises ValueError for a step
+    that does not return a dict.
     """
     recorder = current_world().recorder
     memory = _JaxMemory() if "jax" in sys.modules else _PythonMemory()
@@ -99,7 +100,7 @@ def estimate(make_step: MakeStep, file: Path, mesh: DeviceMesh) -> Estimate:
     recorder.unfollow(records)
     recorder.annotate = None
     if not isinstance(held, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"the step returned {held!r}; expected a dict of what the rank holds")
+        raise ValueError(f"the step returned {held!r}; expected a dict of the rank's arrays")
     sizes = {name: sum(x.nbytes for x in memory.arrays_in(held[name])) for name in held}
     sizes |= memory.besides(sum(sizes.values()))
     return Estimate(sizes, count_calls(records, current_world().groups(), mesh))
@@ -114,7 +115,7 @@ def _in_mb(nbytes: float) -> str:
 
 @dataclass
 class CountedCalls:
-    """This rank's calls of one kind over some dims: bytes of its arrays, and bytes to be sent."""
+    """This rank's calls of one kind over some dims: the bytes of its arrays, and bytes sent."""
 
     over: str
     kind: str
@@ -126,9 +127,9 @@ class CountedCalls:
 def count_calls(
     records: Iterable[Record], groups: Iterable[GroupInfo], mesh: DeviceMesh
 ) -> list[CountedCalls]:
-    """Add up ``records`` by the dims of ``mesh`` along which the group's ranks differ, and by kind.
+    """Sum ``records`` by the dims of ``mesh`` along which the group's ranks differ, and by kind.
 
-    Calls that a rank makes with itself alone are left out.
+    Calls on groups of one rank are omitted.
     """
     known = {group.id: (_dims_of(group.ranks, mesh), len(group.ranks)) for group in groups}
     found: dict[tuple[str, str], CountedCalls] = {}
@@ -149,7 +150,7 @@ def _dims_of(ranks: Iterable[int], mesh: DeviceMesh) -> str:
 
 
 def _sent_share(kind: str, ranks: int) -> float:
-    """Return how much of its array a rank sends, at most, by algorithms that send no byte twice."""
+    """Return the share of its array that a rank sends with bandwidth-optimal algorithms."""
     others = (ranks - 1) / ranks
     shares = {"all_gather": others, "reduce_scatter": others, "all_reduce": 2 * others, "recv": 0}
     return shares.get(kind, 1)
@@ -159,7 +160,7 @@ def _sent_share(kind: str, ranks: int) -> float:
 
 
 class _JaxMemory:
-    """The arrays of JAX, looked at when calls are made, and XLA's figures of its programs."""
+    """JAX's live arrays, measured at each call, and XLA's statistics of its programs."""
 
     def __init__(self) -> None:
         import jax
@@ -168,7 +169,7 @@ class _JaxMemory:
         self._most = 0
 
     def at_call(self, _name: str) -> AbstractContextManager[None]:
-        """Measure the live memory at each call: for ``Recorder.annotate``."""
+        """Measure the live memory; ``FlightRecorder.annotate`` runs it at each call."""
         alive = {x.unsafe_buffer_pointer(): x.nbytes for x in self._jax.live_arrays()}
         self._most = max(self._most, sum(alive.values()))
         return nullcontext()
@@ -199,13 +200,13 @@ class _JaxMemory:
 
 
 class _PythonMemory:
-    """All that Python allocates from now on, arrays of NumPy among it."""
+    """All memory that Python allocates from now on, including NumPy's arrays."""
 
     def __init__(self) -> None:
         tracemalloc.start()
 
     def at_call(self, _name: str) -> AbstractContextManager[None]:
-        """Do nothing: ``tracemalloc`` counts all by itself."""
+        """Do nothing: ``tracemalloc`` counts all memory."""
         return nullcontext()
 
     def arrays_in(self, tree: Any) -> Iterator[Any]:

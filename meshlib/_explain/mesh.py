@@ -14,27 +14,27 @@ from meshlib._mesh.value import described_ranks
 from meshlib._plain_text import columns
 
 WHOLE_TABLE = 64
-"""The most ranks that are all listed; of more, the first and the last few are."""
+"""The most ranks that are all listed; of more ranks, only the first and last few are."""
 
 SHOWN_RANKS = 8
 SHOWN_CHARACTERS = 80
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the mesh, and the part of it that is shown."""
+    """Add the arguments for the mesh, and for the part of it to show."""
     add_mesh(parser)
     parser.add_argument("--rank", type=int, metavar="R", help="print this rank's part only")
     parser.add_argument(
         "--network",
         type=Path,
         metavar="FILE",
-        help="also on which levels each group goes over a network that meshlib bench --between"
-        " --write-network has measured",
+        help="also print the network levels of each group; FILE is the result of meshlib bench"
+        " --between --write-network",
     )
 
 
 def add_mesh(parser: argparse.ArgumentParser) -> None:
-    """Add the mesh and its number of ranks."""
+    """Add the arguments for the mesh and its number of ranks."""
     parser.add_argument(
         "mesh",
         metavar="MESH",
@@ -44,17 +44,20 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
 
 
 def add_world_size(parser: argparse.ArgumentParser) -> None:
-    """Add the number of ranks."""
+    """Add the argument for the number of ranks."""
     parser.add_argument(
         "--world-size",
         type=int,
         metavar="N",
-        help="the number of ranks (default: as the mesh says)",
+        help="the number of ranks (default: that of the mesh)",
     )
 
 
 def read_mesh(text: str) -> MeshConfig:
-    """Return the mesh that ``text`` is, or that the file of this name has. Raises ValueError."""
+    """Return the mesh ``text``, or that of the file with this name.
+
+    Raises the errors of ``MeshConfig.parse`` and ``MeshConfig.load``.
+    """
     return MeshConfig.parse(text) if "=" in text else MeshConfig.load(Path(text))
 
 
@@ -80,10 +83,10 @@ def _levels(file: Path, config: MeshConfig, world_size: int | None) -> str:
 
 
 def explain_mesh(config: MeshConfig, world_size: int | None = None, rank: int | None = None) -> str:
-    """Return the text for a mesh on ``world_size`` ranks (default: as many as it needs).
+    """Return the text for a mesh on ``world_size`` ranks (default: the mesh's product).
 
-    With ``rank``, what concerns that rank alone. Raises ValueError when the degrees do not fit
-    the world size, or there is no such rank.
+    With ``rank``, only that rank's part. Raises ValueError when the degrees do not fit the world
+    size, or ``rank`` is out of range.
     """
     world_size = needed_ranks(config, world_size)
     mesh = config.mesh_for(world_size)
@@ -97,7 +100,7 @@ def explain_mesh(config: MeshConfig, world_size: int | None = None, rank: int | 
 
 
 def needed_ranks(config: MeshConfig, world_size: int | None) -> int:
-    """Return ``world_size``, by default what the mesh needs; raise ValueError if it is open."""
+    """Return ``world_size``, by default the mesh's; raise ValueError if that has a -1."""
     size = config.world_size if world_size is None else world_size
     if size is None:
         raise ValueError(f"{config.source} {config} has a degree to infer; give --world-size N")
@@ -142,7 +145,7 @@ def _groups(mesh: DeviceMesh, config: MeshConfig, rank: int | None) -> list[str]
 
 
 def _listed(along: DeviceMesh) -> str:
-    """Return all groups if they fit into a line, else the first ones and the last."""
+    """Return all groups if they fit on a line, else the first two and the last."""
     count = along.slice_count
     shown = [described_ranks(along, i) for i in range(min(count, SHOWN_CHARACTERS))]
     everything = " ".join(shown)

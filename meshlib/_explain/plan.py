@@ -1,4 +1,4 @@
-"""The plan that lays an array out anew: collectives, and bytes on the wire."""
+"""The plan that redistributes an array: collectives, and bytes on the wire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshlib.sharding._spec import parse_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the mesh, the array, and how it lies on the mesh before and after."""
+    """Add the arguments for the mesh, the array, and its shardings before and after."""
     add_mesh(parser)
     add = parser.add_argument
     add("--from", dest="source", required=True, metavar="SPEC", help="such as 'dp, None'")
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shape", required=True, metavar="LENGTHS", help="of the global array: 4096,1024")
     add("--dtype", default="float32", help="(default: %(default)s)")
     add("--to-mesh", metavar="DIMS[@RANK]", help="another mesh for --to, from RANK on: x=4@8")
-    add("--rank", type=int, metavar="R", help="also this rank's part before and after")
+    add("--rank", type=int, metavar="R", help="also print this rank's part before and after")
 
 
 def explain(given: argparse.Namespace) -> str:
@@ -50,20 +50,20 @@ def explain_plan(
     to_mesh: str | None = None,
     rank: int | None = None,
 ) -> str:
-    """Return the plan from one sharding to another as text; with ``rank``, its parts as well.
+    """Return the plan from one sharding to another as text, and the parts of ``rank`` if given.
 
     Args:
         config: The mesh.
-        world_size: The number of ranks; None: as the mesh says.
-        source: A spec such as ``"dp, None, (cp, tp); sum: tp"``.
-        target: Another one.
+        world_size: The number of ranks; None means that of the mesh.
+        source: The spec before, such as ``"dp, None, (cp, tp); sum: tp"``.
+        target: The spec after.
         shape: The global shape, ``"4096,4096"``.
-        dtype: Its name.
+        dtype: The name of the array's dtype.
         to_mesh: The mesh of the target, ``"x=4"``, or ``"x=4@8"`` from rank 8 on.
         rank: The rank whose parts are shown.
 
     Raises:
-        ValueError: For arguments that do not fit.
+        ValueError: For arguments that do not match.
     """
     mesh = config.mesh_for(needed_ranks(config, world_size))
     other = mesh if to_mesh is None else _second_mesh(to_mesh)
@@ -74,7 +74,7 @@ def explain_plan(
     try:
         wanted = np.dtype(dtype)
     except TypeError:
-        raise ValueError(f"dtype {dtype!r} is none; expected such as float32") from None
+        raise ValueError(f"dtype {dtype!r} is unknown; expected a name like float32") from None
     lines = [str(before.plan(after, lengths, wanted))]
     if rank is not None:
         for title, sharding in (("before", before), ("after", after)):

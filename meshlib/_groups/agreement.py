@@ -1,4 +1,4 @@
-"""Exchange of errors before a group goes on: one rank's error is raised on all."""
+"""Agreement on errors: an error on one rank is raised on all ranks of a group."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ T = TypeVar("T")
 def gather_or_raise(
     group: ProcessGroup | None, make: Callable[[], T], own: type[Exception] = ValueError
 ) -> list[T]:
-    """Return the results of ``make()`` on all ranks of ``group``; None is this process alone.
+    """Return the results of ``make()`` on all ranks of ``group``, or only here for None.
 
-    If it raises on a rank, all ranks raise the error. On the others the rank's number stands before
-    its text, and its type is ``own`` unless it is a usual one. ``own`` types take only a message.
+    If ``make`` raises on a rank, all ranks raise. The other ranks' errors begin with that rank's
+    number; their type is that of the error if it is a common one, else ``own``. An ``own`` type
+    must accept a single message.
     """
     error, mine = None, None
     try:
@@ -38,7 +39,7 @@ def gather_or_raise(
 
 
 def _kind_to_raise(error: Exception, own: type[Exception]) -> type[Exception]:
-    """Return the type of the exception that the other ranks raise: one that takes a message."""
+    """Return the exception type that the other ranks raise; it must accept a single message."""
     if isinstance(error, own):
         return type(error)
     kinds = (ValueError, TypeError, ImportError, FileNotFoundError, OSError)

@@ -1,4 +1,4 @@
-"""Backend names: the values of ``init_process_group(backend=…)``, and each device's backend."""
+"""Backend names: the values of ``init_process_group(backend=…)``, and the backend per device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ DEVICES = ("cpu", "cuda")
 
 FAKE = backends.FAKE
 STAGED = "staged"
-"""The backend for arrays on a GPU if a group has none for them. It is always correct."""
-# These take the CPU's transport along, for what they do via the host.
+"""The backend for arrays on a GPU in a group without a GPU backend; works everywhere."""
+# These backends also need the CPU's transport, for transfers via the host.
 _WITH_CPU = frozenset({STAGED, "nccl", "cuda_ipc"})
 
 
 class Backend(str):
     """A backend's name, in lower case: ``Backend("TCP") == "tcp"``.
 
-    Raises ValueError, listing what there is, for a name that is not registered.
+    Raises ValueError, which lists the registered names, for any other name.
     """
 
     __slots__ = ()
@@ -55,12 +55,11 @@ class Backend(str):
         extended_api: bool = False,
         devices: str | Sequence[str] | None = None,
     ) -> None:
-        """Add a third party's backend: ``func(membership)`` makes its communicators.
+        """Register a third-party backend: ``func(membership)`` makes its communicators.
 
         ``devices`` (``"cpu"``, ``"cuda"``; default ``("cpu",)``) are the device types whose arrays
-        it takes. ``extended_api`` is accepted for compatibility with c10d: ``membership`` has
-        everything. Raises ValueError when the name is taken or is none, and for an unknown device,
-        TypeError for a ``func`` that cannot be called.
+        it supports. ``extended_api`` is ignored; c10d has it. Raises ValueError for an invalid or
+        registered name and for an unknown device, TypeError for a ``func`` that is not callable.
         """
         given = (devices,) if isinstance(devices, str) else tuple(devices or ("cpu",))
         strange = [device for device in given if device not in DEVICES]
@@ -85,11 +84,11 @@ def _parse_name(part: str) -> str:
 def parse_backend(backend: str | None) -> dict[str, str]:
     """Return the backend for each device type that ``backend`` covers.
 
-    ``None``, ``"auto"`` and ``"gloo"`` mean the default of each device; ``"tcp"`` is used for the
-    devices that it supports; ``"cpu:tcp,cuda:nccl"`` says it by device. Every group has one for
-    the CPU. Without one for ``cuda``, arrays on a GPU travel via the host and that one. The backend
-    ``"fake"`` is for all devices. Raises ValueError for an unknown name or device, one named twice,
-    and another backend beside ``"fake"``.
+    ``None``, ``"auto"`` and ``"gloo"`` mean the default of each device. A plain name such as
+    ``"tcp"`` is used for the devices that the backend supports; ``"cpu:tcp,cuda:nccl"`` names one
+    per device. Every group has a CPU backend, which also carries arrays on a GPU if no backend for
+    ``cuda`` is named. ``"fake"`` is for all devices. Raises ValueError for an unknown name or
+    device, for a device named twice, and for ``"fake"`` with another backend.
     """
     text = "auto" if backend is None else _check_string(backend).lower()
     if text in ("auto", "undefined", "gloo", "cpu:gloo"):
@@ -109,7 +108,7 @@ def parse_backend(backend: str | None) -> dict[str, str]:
                 raise ValueError(f"backend {backend!r} names a backend for {covered!r} twice")
             backends.lookup(name)
             found[covered] = name
-    # Objects and barriers are the CPU's, whatever else a group is for.
+    # Objects and barriers always use the CPU's backend.
     found.setdefault("cpu", _DEFAULT_BY_DEVICE["cpu"])
     if FAKE in found.values() and found != {"cpu": FAKE}:
         raise ValueError(
@@ -119,14 +118,14 @@ def parse_backend(backend: str | None) -> dict[str, str]:
 
 
 def is_fake(chosen: Mapping[str, str]) -> bool:
-    """Return whether the backends ``chosen`` are for a rank alone."""
+    """Return whether ``chosen`` contains the fake backend, with which a rank runs alone."""
     return FAKE in chosen.values()
 
 
 def get_default_backend_for_device(device: str) -> str:
-    """Return the backend that arrays on ``device`` (``"cpu"``, ``"cuda"``, ``"cuda:1"``) get.
+    """Return the default backend for arrays on ``device`` (``"cpu"``, ``"cuda"``, ``"cuda:1"``).
 
-    Raises ValueError for another device.
+    Raises ValueError for an unknown device.
     """
     kind = str(device).partition(":")[0]
     if kind not in _DEFAULT_BY_DEVICE:
@@ -135,9 +134,9 @@ def get_default_backend_for_device(device: str) -> str:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether ``backend`` can be used here: registered (or an alias such as ``gloo``), and
-    what it needs is installed. Case does not matter. Raises ValueError for a value that is not a
-    string.
+    """Return whether ``backend`` is registered (or an alias) and its dependencies are installed.
+
+    Case does not matter. Raises ValueError for a value that is not a string.
     """
     name = _check_string(backend).lower()
     if name in (*_ALIASES, "auto"):
@@ -146,10 +145,10 @@ def is_backend_available(backend: str) -> bool:
 
 
 def make_device_communicator(membership: Membership, name: str, cpu: str | None) -> Communicator:
-    """Make the communicator of the backend ``name``, for arrays on a GPU.
+    """Return a communicator of the backend ``name``, for arrays on a GPU.
 
-    ``cpu`` is the group's backend for the CPU, or None. The communicator takes ``DeviceFlat``,
-    as the adapter makes them of arrays on a GPU.
+    ``cpu`` is the group's backend for the CPU, or None. The communicator works on ``DeviceFlat``
+    buffers, which the adapter makes of arrays on a GPU.
     """
     factory: Any = backends.lookup(name).load()
     if name in _WITH_CPU and cpu is not None:

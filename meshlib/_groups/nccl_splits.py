@@ -2,11 +2,11 @@
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-NCCL connects a new communicator from nothing: members exchange addresses, and each pair connects.
-In NCCL 2.18, ``ncclCommSplit`` reuses a communicator's connections, but all of its members must
-take part, even those of no new group. Here only members make a group. So splits are made only where
-all members of the parent call: in ``init_device_mesh`` and ``split_group``. As in c10d, the job
-must have given ``init_process_group`` a ``device_id``.
+NCCL connects a new communicator from scratch: members exchange addresses, and each pair connects.
+Since NCCL 2.18, ``ncclCommSplit`` reuses a communicator's connections, but all of its members must
+call it, including those in no new group. In this library only members make a group. So only
+``init_device_mesh`` and ``split_group``, which all members of the parent call, split communicators.
+As in c10d, ``init_process_group`` must have got a ``device_id``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NCCL = "nccl"
 
 
 def connect(group: ProcessGroup, driver: Driver, device: int) -> None:
-    """Connect the NCCL communicator of ``group`` now, if it has one; all members call."""
+    """Connect the NCCL communicator of ``group`` now, if it has one; all members must call it."""
     if group.backends.get("cuda") != NCCL:
         return
 
@@ -44,10 +44,10 @@ def connect(group: ProcessGroup, driver: Driver, device: int) -> None:
 
 
 def split(parent: ProcessGroup, child: ProcessGroup | None, parts: Sequence[Sequence[int]]) -> bool:
-    """Make the communicator of ``child`` (None: this rank is in no part) out of ``parent``'s.
+    """Split the communicator of ``child`` (None: this rank is in no part) from ``parent``'s.
 
-    Every member of ``parent`` calls, with the same ``parts``, which are global ranks. Returns
-    whether that was done; where it was not, ``child`` connects at its first call, as any group.
+    Every member of ``parent`` must call it, with equal ``parts``, which are global ranks. Returns
+    whether the split was made; if not, ``child`` connects at its first call, like any group.
     """
     if parent.backends.get("cuda") != NCCL:
         return False

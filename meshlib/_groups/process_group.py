@@ -1,4 +1,4 @@
-"""``ProcessGroup``: a set of ranks and its collectives."""
+"""``ProcessGroup``: a set of ranks, and the base of its collectives."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transport._waiting.deadline import Timeout
 class ProcessGroup(Collectives):
     """A set of ranks, and its collectives.
 
-    Made by ``new_group``, by a mesh, or by ``init_process_group``; never directly. On a rank that
-    is not a member, ``rank()`` is -1 and every call returns None.
+    Only ``new_group``, meshes and ``init_process_group`` create groups. On a rank that is not a
+    member, ``rank()`` is -1 and every call returns None.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ProcessGroup(Collectives):
             context, members, None if base is None else base._call_queue
         )
 
-    # ------------------------------------------------------------------ who
+    # ------------------------------------------------------------------ members
 
     @property
     def process_group(self) -> ProcessGroup:
@@ -42,11 +42,11 @@ class ProcessGroup(Collectives):
         return self
 
     def rank(self) -> int:
-        """Return this rank's place in the group, -1 if it is not a member."""
+        """Return this rank's group rank, -1 if it is not a member."""
         return self._members.rank()
 
     def size(self) -> int:
-        """Return the number of members, -1 on a rank that is none."""
+        """Return the number of members, -1 on a rank that is not a member."""
         return self._members.size()
 
     def name(self) -> str:
@@ -60,12 +60,12 @@ class ProcessGroup(Collectives):
 
     @property
     def compression(self) -> Compression | None:
-        """The format of large sums and averages between hosts (a mesh sets it); None: full size."""
+        """The mesh's compression of large sums and averages between hosts, or None."""
         return self._members.compression
 
     @property
     def group_desc(self) -> str:
-        """The group's purpose, for messages; a library above may set it."""
+        """The group's purpose, for messages; callers may set it."""
         return self._members.group_desc
 
     @group_desc.setter
@@ -79,25 +79,25 @@ class ProcessGroup(Collectives):
 
     @property
     def timeout(self) -> timedelta:
-        """The deadline of calls that bring none of their own."""
+        """The deadline of calls without a ``timeout`` argument."""
         return timedelta(seconds=self._members.seconds)
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the deadline of calls that bring none of their own: seconds or a timedelta.
+        """Set the deadline of calls without a ``timeout`` argument: seconds or a timedelta.
 
-        Raises ValueError for a negative one, TypeError for a value that is not a number.
+        Raises ValueError for a negative timeout, TypeError for a value that is not a number.
         """
         self._members.set_timeout(timeout)
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""
+        """Return the group rank of ``global_rank``; raise ValueError for a rank outside."""
         return self._members.group_rank(global_rank)
 
     def get_group_store(self) -> Store:
         """Return this group's own part of the job's store, for the user's keys.
 
-        Waits on it end when the group breaks: with ``RankFailedError`` when a member is lost.
-        Raises ValueError on a rank that is not a member, and after the group was destroyed.
+        Waits on the store end when the group breaks, with ``RankFailedError`` when a member is
+        lost. Raises ValueError on a rank that is not a member, and after the group was destroyed.
         """
         if self.rank() < 0:
             raise ValueError(f"rank {self.global_rank} is not a member of {self}")
@@ -107,10 +107,10 @@ class ProcessGroup(Collectives):
         return repr(self._members)
 
     def abort(self, reason: str) -> None:
-        """Break the group on all members: they raise ``DistBackendError`` with ``reason``.
+        """Break the group on all members: their calls raise ``DistBackendError`` with ``reason``.
 
-        For a rank that cannot make the calls for which the others wait. Calls inside ``jax.jit``
-        end, too. Idempotent.
+        For a rank that cannot make a call in which the others wait. Calls inside ``jax.jit`` also
+        end. Idempotent.
         """
         for queue in self._call_queue.with_derived():
             message = f"{queue} was aborted by rank {self.global_rank}: {reason}"

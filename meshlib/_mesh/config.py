@@ -1,7 +1,8 @@
-"""The mesh as people write it in training configs; docs/program/mesh.md has the schema.
+"""The ``[mesh]`` table of training configs; docs/program/mesh.md has the schema.
 
-Everything is checked when a config is read, and the world size when it is known: before a process
-or a connection is started. Reading takes no array library: the launcher does it, once for all.
+A config is checked when it is read, and its world size as soon as that is known: both before a
+process or a connection starts. The launcher reads the config once for all ranks, so reading must
+not import an array library.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 KEYS = ("dims", "backend", "timeout", "flatten", "options")
 """Keys of the ``[mesh]`` table that are not dims."""
 
-# An integer under a new name is a dim, so a slip of the pen would pass unseen. Names as near as
-# this to a known one are taken for one; `dims` is there to say that they are meant.
+# An integer under any name is a dim, so a misspelt name would pass unnoticed. A name this similar
+# to a known one is an error, unless it is listed in `dims`.
 _SLIP = 0.87
 _LONG_NAMES = tuple(name for name in (*CONVENTIONAL_NAMES, *KEYS) if len(name) > 4)
 
@@ -47,10 +48,10 @@ _LONG_NAMES = tuple(name for name in (*CONVENTIONAL_NAMES, *KEYS) if len(name) >
 class MeshConfig:
     """A mesh: ordered dims (outermost first), flattened names, options. Immutable, by value.
 
-    Made by ``load``, ``from_dict`` or ``from_string``, which check everything. The ``dims`` are
-    (name, degree) pairs, of which one degree may be -1. ``flattened`` has (name, names of dims)
-    pairs. The ``options`` are those of the whole mesh, ``overrides`` those of one dim or flattened
-    name. Errors name the mesh by ``source``.
+    Made by ``load``, ``from_dict`` or ``from_string``, which check everything. ``dims`` holds
+    (name, degree) pairs; one degree may be -1. ``flattened`` holds (name, names of dims) pairs.
+    ``options`` apply to the whole mesh, ``overrides`` to one dim or flattened name. Errors name the
+    mesh by ``source``.
     """
 
     dims: tuple[tuple[str, int], ...]
@@ -59,15 +60,15 @@ class MeshConfig:
     overrides: tuple[tuple[str, DimOptions], ...] = ()
     source: str = field(default="mesh", compare=False)
 
-    # ------------------------------------------------------------------ made from
+    # ------------------------------------------------------------------ constructors
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MeshConfig:
-        """Return the mesh of a TOML, JSON or YAML file, by its suffix: its ``mesh`` table.
+        """Return the mesh in the ``mesh`` table of the TOML, JSON or YAML file at ``path``.
 
-        Other tables (``[train]`` and so on) may be in the file at ``path``. Raises ValueError that
-        names the file for what is wrong in it, OSError when it cannot be read, ImportError for
-        YAML without PyYAML.
+        The suffix names the format. The file may have other tables (``[train]`` and so on). Raises
+        ValueError, which names the file, for a wrong entry; OSError for an unreadable file;
+        ImportError for YAML without PyYAML.
         """
         config = read_config(Path(path))
         if "mesh" not in config:
@@ -79,9 +80,9 @@ class MeshConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> MeshConfig:
-        """Return the mesh of a config that was read already, or of its ``mesh`` table alone.
+        """Return the mesh of a parsed config, or of its ``mesh`` table alone.
 
-        Raises ValueError that names what is wrong in it.
+        Raises ValueError, which names the wrong entry.
         """
         inner = _table(config, "config").get("mesh")
         if isinstance(inner, (str, Mapping)):
@@ -90,17 +91,18 @@ class MeshConfig:
 
     @classmethod
     def from_string(cls, text: str) -> MeshConfig:
-        """Return the mesh that ``meshrun --mesh`` takes: ``"dp=2,tp=2"``.
+        """Return the mesh of a ``meshrun --mesh`` string: ``"dp=2,tp=2"``.
 
-        Raises ValueError for another ``text``, TypeError for a value that is not a string.
+        Raises ValueError for another format of ``text``, TypeError for a value that is not a
+        string.
         """
         return cls(tuple(parse_mesh(text).items()))
 
     @classmethod
     def parse(cls, text: str) -> MeshConfig:
-        """Return the mesh in the file ``text`` if that has a file's suffix, else in the text.
+        """Return the mesh in the file named ``text`` if it has a config suffix, else in ``text``.
 
-        The text is ``"dp=2,tp=2"`` or a result of ``to_text``. Raises the errors of ``load``,
+        Such a text is ``"dp=2,tp=2"`` or a result of ``to_text``. Raises the errors of ``load``,
         ``from_dict`` and ``from_string``.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -128,10 +130,10 @@ class MeshConfig:
     def to_text(self) -> str:
         """Return a line that ``parse`` reads as an equal config: ``dp=2,tp=2``, or JSON.
 
-        So it is handed to ranks, who need not read (and might find changed) the file.
+        The launcher passes this line to the ranks, so that an edited file cannot make them differ.
         """
         dims = ",".join(f"{name}={degree}" for name, degree in self.dims)
-        if replace(self, dims=()) == MeshConfig(()):  # there is nothing but dims
+        if replace(self, dims=()) == MeshConfig(()):  # only dims
             named = {"source": self.source, "mesh": dims}
             return dims if self.source == "mesh" else json.dumps(named)
         table: dict[str, object] = {"dims": self.names, **dict(self.dims)}
@@ -139,7 +141,7 @@ class MeshConfig:
         table["options"] = {name: _given(options) for name, options in self.overrides}
         return json.dumps({"source": self.source, "mesh": table})
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ queries
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ class MeshConfig:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dims' degrees, outermost first; -1 where it is not inferred yet."""
+        """The dims' degrees, outermost first; -1 for one that is not inferred yet."""
         return tuple(degree for _, degree in self.dims)
 
     @property
@@ -159,7 +161,7 @@ class MeshConfig:
     def options_for(self, name: str) -> DimOptions:
         """Return the options of a dim or flattened ``name``: its own, else the mesh's.
 
-        Raises ValueError for another name.
+        Raises ValueError for an unknown name.
         """
         known = [*self.names, *dict(self.flattened)]
         if name not in known:
@@ -172,12 +174,12 @@ class MeshConfig:
     def __str__(self) -> str:
         return describe_dims(self.names, self.shape)
 
-    # ------------------------------------------------------------------ used
+    # ------------------------------------------------------------------ meshes
 
     def resolve(self, world_size: int) -> MeshConfig:
         """Return the config with -1 inferred, so that the degrees multiply to ``world_size``.
 
-        Raises ValueError, with both numbers in it, when they cannot.
+        Raises ValueError, which names both numbers, when that is impossible.
         """
         size = integer(world_size)
         if size is None or size < 1:
@@ -190,7 +192,7 @@ class MeshConfig:
 
         ``device_type`` is ``"cpu"`` or ``"cuda"``. Raises ValueError when the degrees do not fit.
         """
-        from meshlib._mesh.device_mesh import DeviceMesh  # NumPy, for those who make a mesh
+        from meshlib._mesh.device_mesh import DeviceMesh  # imports NumPy
 
         resolved = self.resolve(world_size)
         own = [(name, options) for name, options in self.overrides if name in self.names]
@@ -211,8 +213,8 @@ class MeshConfig:
     def build(self, device_type: str = "cpu") -> DeviceMesh:
         """Return the mesh over all ranks of this job, for arrays on ``device_type``.
 
-        Initialises the default process group from the environment unless that was done. Every
-        rank calls it. Raises ValueError when the degrees do not fit the job's world size.
+        Initialises the default process group from the environment if necessary. Every rank must
+        call it. Raises ValueError when the degrees do not fit the job's world size.
         """
         import numpy as np
 
@@ -299,7 +301,7 @@ def _overrides(value: object, names: list[str], where: str) -> dict[str, DimOpti
     for name, options in _table(value, where).items():
         if name not in names:
             near = did_you_mean(str(name), names)
-            if name in ("backend", "timeout"):  # no compress: that is a dim's
+            if name in ("backend", "timeout"):  # a mesh has no compress option
                 near = "; what holds for the whole mesh stands in [mesh] itself"
             raise ValueError(
                 f"{where}: {name!r} is neither a dim nor a flattened name; expected some of"

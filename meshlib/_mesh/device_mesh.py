@@ -1,8 +1,8 @@
-"""``DeviceMesh``: ranks arranged in named dims, each of which is a group of ranks to call on.
+"""``DeviceMesh``: ranks arranged in named dims, with a process group along each dim.
 
 A mesh is an immutable value, equal on every rank. It may be pickled, shared between threads, and
-held by ranks outside of it. A rank's own coordinate and groups are found through the World when
-requested. ``mesh["dp"]`` is all slices along "dp" at once: each rank sees its own.
+held by ranks outside of it. A rank's coordinate and groups are looked up in the World on demand.
+``mesh["dp"]`` stands for all slices along "dp"; each rank calls on its own slice.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class DeviceMesh(MeshOfNeighbours):
     """Ranks in an n-dimensional arrangement; every collective is a method of it.
 
     ``mesh.all_reduce(x)`` runs over all of this rank's slice, ``mesh["dp"].all_reduce(x)`` along
-    one dim. Groups are made at first use, by their members alone. ``with mesh:`` makes it the
-    ``current_mesh()`` of the thread.
+    one dim. Groups are made at first use, by their members alone. ``with mesh:`` makes the mesh
+    the thread's ``current_mesh()``.
     """
 
     _groups: dict[int, tuple[weakref.ref[World], weakref.ref[ProcessGroup]]]
@@ -66,15 +66,15 @@ class DeviceMesh(MeshOfNeighbours):
     ) -> None:
         """Arrange the global ranks in ``mesh``: nested lists or an integer array, at least 1-D.
 
-        Takes any ranks in any order, each once. The mesh is for arrays on devices of
+        Any ranks in any order are valid, each once. The mesh is for arrays on devices of
         ``device_type`` (``"cpu"``, ``"cuda"``). The dims are named by ``mesh_dim_names``. Groups
         are made with ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``), or by dim
         (name or number) with ``backend_override`` and ``timeout_override``. The defaults are the
         job's. Large sums and averages between hosts may be compressed by dim, with ``compress``:
         ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression``.
 
-        Raises ValueError for a ragged or empty ``mesh``, and for wrong names or options. Raises it
-        for ranks that are negative, repeated, no integers or (in a job) beyond its world size.
+        Raises ValueError for a ragged or empty ``mesh``, for wrong names or options, and for ranks
+        that are negative, repeated, not integers or (in a job) beyond the world size.
         """
         ranks = RankLayout.of(mesh)
         names = check_dim_names(mesh_dim_names, ranks.layout.ndim)
@@ -102,9 +102,9 @@ class DeviceMesh(MeshOfNeighbours):
         timeout_override: Mapping[DimKey, Timeout] | None = None,
         compress: Mapping[DimKey, Compress] | None = None,
     ) -> Self:
-        """Arrange ranks 0 to n-1 in C order, n the product of ``mesh_shape``; needs no job.
+        """Return the mesh of shape ``mesh_shape`` over ranks 0 to n-1, in C order; needs no job.
 
-        Takes no memory for the ranks. The mesh is for arrays on devices of ``device_type``
+        The ranks take no memory. The mesh is for arrays on devices of ``device_type``
         (``"cpu"``, ``"cuda"``). The dims are named by ``mesh_dim_names``. Groups are made with
         ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``), or by dim (name or number)
         with ``backend_override`` and ``timeout_override``. The defaults are the job's. Large sums
@@ -130,12 +130,12 @@ class DeviceMesh(MeshOfNeighbours):
         *,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> Self:
-        """Return the mesh whose dims are groups that exist already; its calls go through them.
+        """Return the mesh whose dims are existing groups; its calls use these groups.
 
-        One group gives a 1-D mesh of its ranks. For a sequence, ``mesh`` must be given, and group i
-        is its dim i. The mesh is for arrays on devices of ``device_type`` (``"cpu"``, ``"cuda"``),
-        and ``mesh_dim_names`` names its dims. Raises ValueError when a group's ranks differ from
-        those of ``mesh`` along its dim, for this rank. Raises TypeError for an object that is not a
+        One group makes a 1-D mesh of its ranks. A sequence of groups needs ``mesh``, the ranks:
+        group i is then dim i. The mesh is for arrays on devices of ``device_type`` (``"cpu"``,
+        ``"cuda"``), and ``mesh_dim_names`` names its dims. Raises ValueError when a group's ranks
+        differ from this rank's row of ``mesh`` along the dim, TypeError for an object that is not a
         group.
         """
         groups = tuple(group) if isinstance(group, Sequence) else (group,)
@@ -164,11 +164,11 @@ class DeviceMesh(MeshOfNeighbours):
     # ------------------------------------------------------------------ other ranks
 
     def with_ranks(self, ranks: npt.ArrayLike) -> Self:
-        """Return the mesh of these dims, with their names and options, over other ``ranks``.
+        """Return a mesh over other ``ranks``, with the names and options of this mesh's dims.
 
-        ``ranks`` are global ranks, in an integer array (or nested lists) of as many dims as the
-        mesh has, of any sizes. Flattened names stay, except for those over parts of dims. Raises
-        ValueError as ``DeviceMesh`` does, and for another number of dims.
+        ``ranks`` are global ranks, in an integer array (or nested lists) with the mesh's number of
+        dims, of any sizes. Flattened names remain, except for those over parts of dims. Raises the
+        errors of ``DeviceMesh``, and ValueError for another number of dims.
         """
         layout = RankLayout.of(ranks, "ranks")
         if layout.layout.ndim != self.ndim:
@@ -178,23 +178,23 @@ class DeviceMesh(MeshOfNeighbours):
         return self._moved(layout)
 
     def without(self, ranks: Sequence[int], dim: DimKey) -> Self:
-        """Return the smaller mesh that is left when ``ranks`` are lost.
+        """Return the smaller mesh that remains when ``ranks`` are lost.
 
-        Choose a ``dim`` whose coordinates are replicas, such as ``"dp_replicate"``. Each of its
-        coordinates that holds one of ``ranks`` is removed in every slice. The other dims keep their
-        sizes. Other ranks of a removed coordinate live on outside of the mesh. Groups of dims
-        without lost ranks are the same as before.
+        Choose a ``dim`` whose coordinates are replicas, such as ``"dp_replicate"``. A coordinate of
+        ``dim`` with a lost rank in any slice is removed from every slice. The other dims keep their
+        sizes. Surviving ranks of a removed coordinate are outside of the new mesh. Groups without
+        lost ranks are reused.
 
         Args:
-            ranks: Global ranks; those that are not in the mesh are not looked at.
+            ranks: Global ranks; ranks outside of the mesh are ignored.
             dim: A dim's name or number.
 
         Returns:
-            Another mesh; this one, if none of ``ranks`` is in it.
+            A new mesh, or this one if none of ``ranks`` is in it.
 
         Raises:
-            MeshDimError: For a ``dim`` that is not there.
-            ValueError: When no coordinate of ``dim`` would be left.
+            MeshDimError: For an unknown ``dim``.
+            ValueError: When no coordinate of ``dim`` would remain.
             TypeError: For ranks that are not integers.
         """
         axis = self._position(dim)
@@ -233,7 +233,7 @@ class DeviceMesh(MeshOfNeighbours):
         try:
             return self._positions_of(name), self._find(name).options
         except MeshDimError:
-            return None  # of parts of dims, or of others
+            return None  # the name is over parts of dims, or over other dims
 
     def __repr__(self) -> str:
         """Return names, sizes and ranks of this rank's slice, or of the first slice."""
@@ -251,7 +251,8 @@ class DeviceMesh(MeshOfNeighbours):
     def mesh(self) -> IndexArray:
         """The global ranks of this rank's slice, int64, in the mesh's shape (a new array).
 
-        Raises ValueError on a rank that is in no slice, unless there is just one; see ``slices``.
+        Raises ValueError on a rank outside of the mesh, unless there is only one slice; see
+        ``slices``.
         """
         if self._ranks.slices == 1:
             return self._ranks.slice_at(0)
@@ -266,15 +267,15 @@ class DeviceMesh(MeshOfNeighbours):
         return current_world().rank
 
     def get_coordinate(self) -> list[int] | Any:
-        """Return this rank's coordinates in the mesh, None if it is not in it."""
-        # Any, not None: most programs call it on members alone, and unpack it.
+        """Return this rank's coordinates in the mesh, None on a rank outside of it."""
+        # Any, not None: most programs call it on members only, and unpack the result.
         return self.coordinate_of(current_world().rank)
 
     def get_local_rank(self, mesh_dim: DimKey | None = None) -> int:
-        """Return this rank's coordinate along ``mesh_dim``, which a 1-D mesh need not name.
+        """Return this rank's coordinate along ``mesh_dim``, which may be omitted in a 1-D mesh.
 
-        Raises MeshDimError (a ValueError) for a dim that is not there, ValueError on a rank
-        outside and without a ``mesh_dim`` where there are several.
+        Raises MeshDimError (a ValueError) for an unknown dim, ValueError on a rank outside of the
+        mesh and for a missing ``mesh_dim``.
         """
         along = self[self._one_dim(mesh_dim)]
         world = current_world()
@@ -293,7 +294,7 @@ class DeviceMesh(MeshOfNeighbours):
     def process_group(self) -> ProcessGroup:
         """This rank's group over all dims, in mesh order; made at first use.
 
-        On a rank outside it is a group that the rank is not a member of: calls return None.
+        On a rank outside of the mesh, calls on the group return None.
         """
         world = current_world()
         known_world, known = self._groups.get(id(world), (None, None))
@@ -302,7 +303,7 @@ class DeviceMesh(MeshOfNeighbours):
             if group is not None and not call_queue_of(group).state.destroyed:
                 return group
         group = self._find_group(world)
-        # Several Worlds share a mesh when ranks are threads; forget those that have ended.
+        # Several Worlds share a mesh when ranks are threads; drop the groups of ended ones.
         for key, (_, other) in list(self._groups.items()):
             old = other()
             if old is None or call_queue_of(old).state.destroyed:
@@ -327,7 +328,7 @@ class DeviceMesh(MeshOfNeighbours):
         return self._names.group(world, members.ravel().tolist(), options, desc)
 
     def get_group(self, mesh_dim: DimKey | None = None) -> ProcessGroup:
-        """Return this rank's group along ``mesh_dim``, which a 1-D mesh need not name.
+        """Return this rank's group along ``mesh_dim``, which may be omitted in a 1-D mesh.
 
         The group over all dims is ``process_group``. Raises the errors of ``get_local_rank``.
         """
@@ -339,7 +340,7 @@ class DeviceMesh(MeshOfNeighbours):
     def get_all_groups(self) -> list[ProcessGroup]:
         """Return this rank's group along each dim, outermost first.
 
-        Raises ValueError on a rank outside.
+        Raises ValueError on a rank outside of the mesh.
         """
         return [self.get_group(i) for i in range(self.ndim)]
 
@@ -370,12 +371,12 @@ class DeviceMesh(MeshOfNeighbours):
     def worker(self, *coordinate: int) -> Any:
         """Return the ``rpc.WorkerInfo`` of the rank at ``coordinate``, an index for each dim.
 
-        Remote calls take it: ``rpc.rpc_sync(mesh["stage"].worker(1), fn)`` goes to the rank that is
-        the second along ``stage`` and like this one along all other dims. Negative indices count
-        from the end.
+        ``rpc.rpc_sync(mesh["stage"].worker(1), fn)`` calls the rank with coordinate 1 along
+        ``stage`` and this rank's coordinates along all other dims. Negative indices count from the
+        end.
 
-        Raises RuntimeError before ``rpc.init_rpc``; ValueError for another number of indices,
-        IndexError for one out of range; ValueError on a rank that is not a member.
+        Raises RuntimeError before ``rpc.init_rpc``; ValueError for a wrong number of indices and
+        on a rank outside of the mesh; IndexError for an index out of range.
         """
         world = current_world()
         self._check_world(world)
@@ -399,12 +400,12 @@ class DeviceMesh(MeshOfNeighbours):
         """Return the ``jax.sharding.Mesh`` of the same shape and names, over all processes.
 
         For programs with ``shard_map`` or sharded arrays, whose communication is JAX's own (on the
-        CPU through Gloo). The first call connects the processes with ``jax.distributed``, finding
-        each other through the job's store: every rank of the job calls it, before anything else
-        makes JAX look for devices. Dims without names are called ``dim_0``, ``dim_1``, …
+        CPU through Gloo). The first call connects the processes with ``jax.distributed``; they find
+        each other through the job's store. Every rank of the job must make that call, before any
+        other use of JAX's devices. Dims without names are called ``dim_0``, ``dim_1``, …
 
-        Raises ValueError when ranks are threads, or have not exactly one device each in JAX;
-        RuntimeError, by JAX, when it has been used before; ImportError without JAX.
+        Raises ValueError when ranks are threads, or do not have exactly one JAX device each;
+        RuntimeError (by JAX) when JAX's devices are already in use; ImportError without JAX.
         """
         from meshlib._mesh.to_jax import to_jax
 
@@ -414,7 +415,7 @@ class DeviceMesh(MeshOfNeighbours):
     # ------------------------------------------------------------------ with mesh:
 
     def __enter__(self) -> Self:
-        """Make this the thread's ``current_mesh()`` until the block ends.
+        """Make this mesh the thread's ``current_mesh()`` until the block ends.
 
         Raises ValueError without a job.
         """
@@ -424,7 +425,7 @@ class DeviceMesh(MeshOfNeighbours):
     def __exit__(self, *_: object) -> None:
         """Restore the thread's ``current_mesh()`` from before the block."""
         world = find_world()
-        # The job may have ended inside the block, and its meshes with it.
+        # The job and its entered meshes may have ended inside the block.
         entered = [] if world is None else world.entered.meshes
         for i in reversed(range(len(entered))):
             if entered[i] is self:
@@ -435,7 +436,7 @@ class DeviceMesh(MeshOfNeighbours):
 def current_mesh() -> DeviceMesh:
     """Return the mesh of the innermost ``with mesh:`` block that this thread is in.
 
-    Raises ValueError outside of any.
+    Raises ValueError outside of all ``with mesh:`` blocks.
     """
     meshes = current_world().entered.meshes
     if not meshes:
@@ -444,8 +445,9 @@ def current_mesh() -> DeviceMesh:
 
 
 def show_place(mesh: DeviceMesh, world: World) -> None:
-    """Show monitors of the job where this rank is, if ``mesh`` is the job's: no slice of another
-    one, and at least as large as those before.
+    """Publish this rank's coordinates to the job's monitors if ``mesh`` is the job's mesh.
+
+    The job's mesh is the largest one so far that is not a slice.
     """
     if mesh.slice_count != 1:
         return

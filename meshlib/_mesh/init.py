@@ -33,11 +33,11 @@ def init_device_mesh(
     timeout_override: Mapping[DimKey, Timeout] | None = None,
     compress: Mapping[DimKey, Compress] | None = None,
 ) -> DeviceMesh:
-    """Return the mesh over all ranks of the job, in C order; every rank calls it.
+    """Return the mesh over all ranks of the job, in C order; every rank must call it.
 
-    One size in ``mesh_shape`` may be -1. Without ``mesh_shape``, the mesh is that of the job's
-    start: ``meshrun --mesh dp=2,tp=2``, or ``--mesh FILE`` with all options in it. Initialises the
-    default process group from the environment unless that was done.
+    One size in ``mesh_shape`` may be -1. Without ``mesh_shape``, the mesh is the one that the job
+    was started with: ``meshrun --mesh dp=2,tp=2``, or ``--mesh FILE`` with all options in the file.
+    Initialises the default process group from the environment if necessary.
 
     The dims are named by ``mesh_dim_names``. Groups are made with ``backend`` and ``timeout``
     (seconds, a timedelta or ``"30s"``), or by dim (name or number) with ``backend_override`` and
@@ -45,12 +45,13 @@ def init_device_mesh(
     compressed by dim, with ``compress``: ``"bf16"``, ``"fp8"``, ``"int8"`` or a ``Compression``.
 
     With ``device_type="cuda"``, GPU number ``LOCAL_RANK`` becomes the calling thread's current one.
-    If ``init_process_group`` got a ``device_id``, it is that GPU, and NCCL connects the groups of
-    all dims here, not at their first calls. Calls go over NCCL, unless ``backend`` names another
-    one. If a host has fewer GPUs than ranks, ranks share them with a warning, and arrays go through
-    the host. Raises DistBackendError with the remedy when there is no GPU, driver or CuPy.
+    If ``init_process_group`` got a ``device_id``, that GPU is used instead, and NCCL connects the
+    groups of all dims here, not at their first calls. Calls use NCCL unless ``backend`` names
+    another backend. If a host has fewer GPUs than ranks, ranks share them with a warning, and
+    arrays are sent through the host. Raises DistBackendError, which names the remedy, without a
+    GPU, driver or CuPy.
 
-    Raises ValueError when the shape does not fit the world size, if possible before anything
+    Raises ValueError when the shape does not fit the world size, if possible before the job
     starts. For a mesh over some of the ranks use ``DeviceMesh``.
     """
     check_device_type(device_type)
@@ -81,7 +82,7 @@ def init_device_mesh(
 
 
 def _bound(mesh: DeviceMesh) -> DeviceMesh:
-    """Return ``mesh``; where ranks are bound to their GPUs, its groups are connected at once."""
+    """Return ``mesh``, with its NCCL groups connected if ranks are bound to their GPUs."""
     world = current_world()
     show_place(mesh, world)
     device = world.cuda_device
@@ -92,15 +93,15 @@ def _bound(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def _connect(mesh: DeviceMesh, driver: Driver, device: int) -> None:
-    """Connect the group of all ranks of ``mesh``, and make those along each dim out of it.
+    """Connect the group of all ranks of ``mesh``, and split the groups along each dim from it.
 
-    Every rank of the mesh calls, on its GPU.
+    Every rank of the mesh must call it, on its GPU.
     """
     parent = mesh.process_group
     connect(parent, driver, device)
     for dim in range(mesh.ndim):
         if mesh.size(dim) == len(parent.ranks):
-            continue  # the parent's own ranks, in a group that may be the parent
+            continue  # the group has the parent's ranks, and may be the parent
         split(parent, mesh.get_group(dim), [mesh.shape, (dim,)])
 
 

@@ -2,12 +2,12 @@
 
 A layout is a mixed-radix number system. Each dim is a sequence of digits, each digit a size and a
 stride. A plain dim has one digit; a dim flattened from dims that are not neighbours has several.
-The digits of a layout never overlap: sorted by stride, each stride is a multiple of the span of the
-digit before. So an index belongs to at most one coordinate. Both directions cost a few integer
-operations, however many indices there are.
+The digits of a layout never overlap: sorted by stride, each stride is a multiple of the previous
+digit's span. So an index belongs to at most one coordinate. The conversion in either direction
+costs a few integer operations, whatever the number of indices.
 
-The idea of layouts that are closed under selection, permutation, grouping and complement is that
-of CuTe (NVIDIA CUTLASS, "CuTe Layout Algebra"); flattening there is called grouping of modes.
+Layouts that are closed under selection, permutation, grouping and complement are CuTe's idea
+(NVIDIA CUTLASS, "CuTe Layout Algebra"), which calls flattening grouping of modes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Digit:
 
     @property
     def span(self) -> int:
-        """The distance that the next digit's stride must be a multiple of."""
+        """The number of indices that the digit covers; divides the next digit's stride."""
         return self.size * self.stride
 
 
@@ -82,14 +82,14 @@ class Dim:
         return total
 
     def coordinate(self, index: int) -> int:
-        """Return the coordinate that this dim has in ``index``; other dims' digits are ignored."""
+        """Return this dim's coordinate in ``index``, ignoring the digits of other dims."""
         result = 0
         for digit in self.digits:
             result = result * digit.size + index // digit.stride % digit.size
         return result
 
     def offsets(self) -> IndexArray:
-        """Return ``offset`` of all coordinates, int64, shape (size,)."""
+        """Return the offsets of all coordinates, int64, shape (size,)."""
         result = np.zeros(1, np.int64)
         for digit in self.digits:
             values = np.arange(digit.size, dtype=np.int64) * digit.stride
@@ -97,11 +97,11 @@ class Dim:
         return result
 
     def split(self, sizes: Sequence[int]) -> tuple[Dim, ...]:
-        """Return dims of ``sizes`` that together count through this one, the first the slowest.
+        """Return dims of ``sizes`` that together count through this dim, the slowest first.
 
-        Raises ValueError when the product is not this dim's size, or when a boundary between two
-        sizes does not divide a digit. For example, dims of (4, 6) values that are not neighbours
-        split as (8, 3), but not as (6, 4).
+        Raises ValueError when the product of ``sizes`` is not this dim's size, or when a boundary
+        between two sizes does not divide a digit. For example, digits of 4 and 6 values split as
+        (8, 3), but not as (6, 4).
         """
         if math.prod(sizes) != self.size or min(sizes, default=1) < 1:
             raise ValueError(
@@ -109,18 +109,18 @@ class Dim:
                 f" with the product {self.size}"
             )
         parts: list[Dim] = []
-        rest = list(self.digits)
+        remaining = list(self.digits)
         for size in reversed(sizes):
             taken: list[tuple[int, int]] = []
             wanted = size
             while wanted > 1:
-                digit = rest.pop()
+                digit = remaining.pop()
                 if wanted % digit.size == 0:
                     taken.append((digit.size, digit.stride))
                     wanted //= digit.size
                 elif digit.size % wanted == 0:
                     taken.append((wanted, digit.stride))
-                    rest.append(Digit(digit.size // wanted, digit.stride * wanted))
+                    remaining.append(Digit(digit.size // wanted, digit.stride * wanted))
                     wanted = 1
                 else:
                     raise ValueError(
@@ -136,18 +136,18 @@ class Dim:
 
 
 def join(dims: Iterable[Dim]) -> Dim:
-    """Return the dim that counts through ``dims``, the first the slowest."""
+    """Return the dim that counts through ``dims``, of which the first is the slowest."""
     return Dim.of(pair for dim in dims for pair in dim.pairs())
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Dims, the outermost first, and the index of the coordinate that is 0 everywhere.
+    """Dims, outermost first, and an ``origin``: the index of the coordinate that is 0 everywhere.
 
     Every operation returns a layout. Dims are named by position; negative positions count from the
-    end. ``origin`` is the index of the coordinate that is 0 everywhere. Raises ValueError for
-    overlapping dims (two coordinates with one index). All operations raise ValueError for positions
-    that do not exist or come twice, and TypeError for a value that is not an integer.
+    end. Raises ValueError for overlapping dims (two coordinates with one index). All operations
+    raise ValueError for unknown or repeated positions, and TypeError for a value that is not an
+    integer.
     """
 
     dims: tuple[Dim, ...]
@@ -165,9 +165,9 @@ class Layout:
 
     @classmethod
     def row_major(cls, sizes: Sequence[int], origin: int = 0) -> Layout:
-        """Return the layout that counts as a C-ordered array of shape ``sizes`` does.
+        """Return the layout of a C-ordered array of shape ``sizes``, which begins at ``origin``.
 
-        It begins at ``origin``. Raises ValueError for a size below 1.
+        Raises ValueError for a size below 1.
         """
         shape = to_whole_numbers(sizes, "sizes")
         if min(shape, default=1) < 1:
@@ -177,17 +177,16 @@ class Layout:
 
     @classmethod
     def from_strides(cls, sizes: Sequence[int], strides: Sequence[int], origin: int = 0) -> Layout:
-        """Return the layout with one digit a dim: ``sizes`` and ``strides`` in indices.
+        """Return the layout with one digit per dim, of ``sizes`` and ``strides`` (in indices).
 
-        Raises ValueError when there are not as many of both, when one is below 1, and for dims
-        that overlap.
+        Raises ValueError when their lengths differ, for a value below 1, and for dims that overlap.
         """
         shape, steps = to_whole_numbers(sizes, "sizes"), to_whole_numbers(strides, "strides")
         if len(shape) != len(steps):
             raise ValueError(f"sizes {tuple(shape)} and strides {tuple(steps)} differ in length")
         return cls(tuple(Dim.of([pair]) for pair in zip(shape, steps, strict=True)), origin)
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ queries
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -233,7 +232,7 @@ class Layout:
             result = np.add.outer(result, dim.offsets())
         return result
 
-    # ------------------------------------------------------------------ what can be made of it
+    # ------------------------------------------------------------------ derived layouts
 
     def select(self, positions: Sequence[int]) -> Layout:
         """Return the layout of the dims at ``positions``, in that order; the others stay at 0."""
@@ -242,7 +241,7 @@ class Layout:
     def at(self, position: int, coordinate: int) -> Layout:
         """Return the layout without the dim at ``position``, which stays at ``coordinate``.
 
-        Raises ValueError for a coordinate that is not there.
+        Raises ValueError for a coordinate out of range.
         """
         coordinate = to_whole_number(coordinate, "coordinate")
         (i,) = self._positions([position])
@@ -259,9 +258,9 @@ class Layout:
         return Layout(self.dims, self.origin + distance)
 
     def permute(self, order: Sequence[int]) -> Layout:
-        """Return the layout with all dims in another ``order``, as ``numpy.transpose`` takes it.
+        """Return the layout with its dims in ``order``, as in ``numpy.transpose``.
 
-        Raises ValueError unless it names each dim once.
+        Raises ValueError unless ``order`` names each dim once.
         """
         positions = self._positions(order)
         if len(positions) != self.ndim:
@@ -269,9 +268,9 @@ class Layout:
         return Layout(tuple(self.dims[i] for i in positions), self.origin)
 
     def flatten(self, positions: Sequence[int] | None = None) -> Layout:
-        """Return the layout with the dims at ``positions`` (default: all) as one, in that order.
+        """Return the layout with the dims at ``positions`` (default: all) joined, in that order.
 
-        The dims need not lie next to each other. The new one takes the outermost one's place.
+        The dims need not be neighbours. The new dim takes the place of the outermost joined dim.
         """
         chosen = self._positions(range(self.ndim) if positions is None else positions)
         dims: list[Dim] = [dim for i, dim in enumerate(self.dims) if i not in chosen]
@@ -280,7 +279,7 @@ class Layout:
         return Layout(tuple(dims), self.origin)
 
     def split(self, position: int, sizes: Sequence[int]) -> Layout:
-        """Return the layout with the dim at ``position`` as dims of ``sizes``, the slowest first.
+        """Return the layout with the dim at ``position`` split into ``sizes``, the slowest first.
 
         Raises ValueError where ``Dim.split`` does.
         """
@@ -289,7 +288,7 @@ class Layout:
         return Layout(self.dims[:i] + parts + self.dims[i + 1 :], self.origin)
 
     def concatenate(self, *others: Layout) -> Layout:
-        """Return the layout with this one's dims, then those of ``others``; origins add up.
+        """Return the layout of this one's dims and those of ``others``; its origin is their sum.
 
         Raises ValueError when dims overlap.
         """
@@ -300,12 +299,11 @@ class Layout:
         )
 
     def complement(self, size: int) -> Layout:
-        """Return the layout of the indices below ``size`` that this one leaves out, row-major.
+        """Return the layout that counts the copies of this one which cover ``size`` indices.
 
-        Each index below ``size`` is then the sum of one index of the complement and one of this
-        layout (without its origin), in one way only. So the complement counts the copies of this
-        layout that cover ``size`` indices. Raises ValueError when copies cannot cover them, or
-        there are none.
+        Each index below ``size`` is the sum of one index of the complement and one of this layout
+        (without its origin), in one way only. Raises ValueError when copies cannot cover them, and
+        for a ``size`` below 1.
         """
         if to_whole_number(size, "size") < 1:
             raise ValueError(f"size must be at least 1, got {size}")
@@ -322,7 +320,7 @@ class Layout:
         return Layout(tuple(Dim.of([pair]) for pair in reversed(pairs) if pair[0] > 1))
 
     def covers(self, dim: Dim) -> bool:
-        """True if ``dim`` lies inside this layout's dims: each of its steps is a step of theirs."""
+        """Return whether ``dim`` is inside this layout: each of its steps is a step of its dims."""
         ordered = sorted(self._digits(), key=lambda digit: -digit.stride)
         whole = Dim.of((digit.size, digit.stride) for digit in ordered)
         return all(
@@ -337,7 +335,7 @@ class Layout:
         return [digit for dim in self.dims for digit in dim.digits]
 
     def _positions(self, positions: Iterable[int]) -> list[int]:
-        """Return ``positions`` as numbers from 0; raise for one that is unknown or comes twice."""
+        """Return ``positions`` counted from 0; raise ValueError for an unknown or repeated one."""
         result: list[int] = []
         for i in to_whole_numbers(positions, "positions"):
             if not -self.ndim <= i < self.ndim:

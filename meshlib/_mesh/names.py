@@ -1,4 +1,4 @@
-"""A mesh's data about its dims besides arithmetic: names, options, groups made before."""
+"""The names, options and groups of a mesh's dims."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from meshlib._job.world import World
 
 DimKey = str | int
-"""A dim's name (also a flattened one) or its number; negative ones count from the last."""
+"""A dim's name (also a flattened one) or its number; negative numbers count from the last."""
 
 Compress = str | Mapping[str, Any] | Compression
 """The format of large reductions: ``"bf16"``, ``"fp8"``, ``"int8"``, or with options."""
 
 GroupKey = tuple[tuple[int, ...], DimOptions]
-"""The ranks of a group, and how it is made."""
+"""The ranks and options of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeshDim:
-    """A part of the rank numbering, its name, and how its groups are made.
+    """A dim of a mesh: its part of the rank numbering, its name, and the options of its groups.
 
-    ``group`` was given to ``from_group``.
+    ``group`` is the group passed to ``from_group``, else None.
     """
 
     dim: Dim
@@ -49,19 +49,19 @@ class MeshDim:
 
 
 class MeshNames:
-    """The names that a mesh and all meshes made from it share. Append-only.
+    """The append-only names and groups that a mesh shares with all meshes made from it.
 
-    A flattened name is found from the mesh that the flattened one was sliced from because both
-    hold this object. A name never changes its meaning, so threads may share it too. It is not part
-    of a mesh's value: equal meshes may know different names.
+    Both a slice and its original mesh hold this object, so a name added by ``flatten`` is known to
+    both. A name never changes its meaning, so threads may share the object. It is not part of a
+    mesh's value: equal meshes may know different names.
 
-    So it is with the groups that they have found: after a failure all of them keep the broken one,
-    and an equal mesh that is made again finds another.
+    Groups are cached here too: after a failure, all these meshes keep the broken group, and an
+    equal mesh that is made anew gets another.
     """
 
     def __init__(self, dims: Iterable[MeshDim]) -> None:
         self._known = {dim.name: dim for dim in dims if dim.name is not None}
-        # Several Worlds share a mesh when ranks are threads. They keep their groups themselves.
+        # Several Worlds share a mesh when ranks are threads. Each World holds its own groups.
         self._groups: WeakKeyDictionary[World, dict[GroupKey, ref[ProcessGroup]]] = (
             WeakKeyDictionary()
         )
@@ -70,12 +70,11 @@ class MeshNames:
         return MeshNames, ([replace(dim, group=None) for dim in self._known.copy().values()],)
 
     def add(self, name: str, named: MeshDim) -> MeshDim:
-        """Return the dims of ``name``, which are ``named`` if it is new.
+        """Return the dim called ``name``, after adding ``named`` if the name is new.
 
-        Raises MeshDimError when it stands for something else, or has options other than those
-        that are given.
+        Raises MeshDimError when the name already means other ranks, or has other options.
         """
-        # setdefault is atomic: of two threads that add one name, both see the first meaning.
+        # setdefault is atomic: two threads that add one name both see the first meaning.
         known = self._known.setdefault(name, named)
         if known.dim != named.dim:
             raise MeshDimError(f"{name!r} names other ranks of this mesh already; take a new name")
@@ -88,7 +87,7 @@ class MeshNames:
     def group(
         self, world: World, ranks: Sequence[int], options: DimOptions, desc: str
     ) -> ProcessGroup:
-        """Return the group of ``ranks`` in ``world``; the one found first, unless destroyed."""
+        """Return the group of ``ranks`` in ``world``: the cached one unless it was destroyed."""
         found = self._groups.setdefault(world, {})
         key = (tuple(ranks), options)
         known = found[key]() if key in found else None
@@ -105,11 +104,11 @@ class MeshNames:
         return group
 
     def find(self, name: str) -> MeshDim | None:
-        """Return the dims of ``name``, or None if it is unknown."""
+        """Return the dim called ``name``, or None if it is unknown."""
         return self._known.get(name)
 
     def all(self) -> dict[str, MeshDim]:
-        """Return the dims of all names, in the order of their definition."""
+        """Return all dims by name, in the order of their definition."""
         return self._known.copy()
 
 

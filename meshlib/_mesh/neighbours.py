@@ -1,4 +1,4 @@
-"""Neighbours on a mesh: who they are, and the ghost cells that they exchange."""
+"""Neighbours along the dims of a mesh, and their exchange of ghost cells."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class MeshOfNeighbours(MeshValue, Collectives):
     ) -> tuple[int | None, int | None]:
         """Return the global ranks (source, destination) of a shift by ``distance`` along ``dim``.
 
-        This rank would receive from the source, ``distance`` places before it, and send to the
-        destination, as far behind it. None stands for a place beyond an edge. ``periodic`` closes
-        the dim to a ring, which has no edges. A negative ``distance`` shifts the other way.
+        The source is ``distance`` places before this rank, the destination as many places behind
+        it; each is None beyond an edge of the mesh. A ``periodic`` dim is a ring, without edges. A
+        negative ``distance`` shifts the other way.
 
-        Raises MeshDimError (a ValueError) for a dim that is not there, ValueError on a rank outside
-        of the mesh, TypeError for a ``distance`` that is not an integer.
+        Raises MeshDimError (a ValueError) for an unknown dim, ValueError on a rank outside of the
+        mesh, TypeError for a ``distance`` that is not an integer.
         """
         distance = to_whole_number(distance, "distance")
         group, source, destination = self._neighbours(dim, distance, periodic=periodic)
@@ -53,13 +53,13 @@ class MeshOfNeighbours(MeshValue, Collectives):
 
         Each rank has a block of a larger grid, with ``width`` ghost cells at both ends of each axis
         in ``dims``, such as ``{"y": 0, "x": 1}``: the axis along each dim of the mesh. A face of
-        ``width`` inner cells goes to the neighbour on that side, into its ghost cells there. The
-        dims take turns, so ghost cells at edges and corners come from the diagonal neighbours.
-        Beyond an edge of the mesh they keep their values, unless the dim is ``periodic`` (one bool,
-        or one for each dim).
+        ``width`` inner cells is sent to the neighbour on that side, into its ghost cells. Dims are
+        exchanged one after another, so ghost cells at edges and corners come from the diagonal
+        neighbours. Ghost cells beyond an edge of the mesh keep their values, unless the dim is
+        ``periodic`` (one bool, or one for each dim).
 
-        A collective along each dim: all ranks call it with equal arguments and shapes that fit.
-        ``meshlib.jit.exchange_halo`` does so in ``jax.jit``.
+        All ranks must call it, with equal arguments and matching shapes. Inside ``jax.jit``, call
+        ``meshlib.jit.exchange_halo``.
 
         Raises TypeError for a value that is not a writable NumPy array. Raises ValueError for a
         ``width`` below 1, for a wrong axis, and for an axis with fewer than ``3 * width`` cells.
@@ -72,7 +72,7 @@ class MeshOfNeighbours(MeshValue, Collectives):
                 " for JAX arrays see meshlib.jit.exchange_halo"
             )
         for dim, axis, around in check_halo(self, array.shape, dims, width, periodic):
-            # Faces of the second axis contain ghost cells of the first one: so corners come.
+            # Faces of later axes include the ghost cells of earlier ones, which fills the corners.
             faces = np.moveaxis(array, axis, 0)
             group, before, behind = self._neighbours(dim, 1, periodic=around)
             if group.size() == 1:
@@ -85,7 +85,7 @@ class MeshOfNeighbours(MeshValue, Collectives):
                 (before, faces[width : 2 * width], faces[:width], 1),
                 (behind, faces[-2 * width : -width], faces[-width:], 0),
             ):
-                if peer is not None:  # with two ranks around, one is both: the tag says which way
+                if peer is not None:  # one rank is both neighbours in a ring of two: tags tell them
                     works.append(group.irecv(ghosts, group_src=peer, tag=1 - down))
                     works.append(group.isend(inner, group_dst=peer, tag=down))
             for work in works:
@@ -118,16 +118,16 @@ class MeshOfNeighbours(MeshValue, Collectives):
         """Send each neighbour its entry of ``inputs``, and fill ``outputs`` with theirs.
 
         As ``MPI_Neighbor_alltoall`` on a grid. Both lists have two arrays for each dim of the mesh,
-        in the order of the dims: for the neighbour one place before, then the one behind. The input
-        for the neighbour behind has the size and dtype of its output for the one before, and the
-        other way round. Beyond an edge the input is not sent and the output stays as it is,
-        unless the dim is ``periodic`` (one bool, or one for each dim).
+        in the order of the dims: for the neighbour one place before, then for the one behind. An
+        input has the size and dtype of the neighbour's output for this rank. Beyond an edge the
+        input is not sent and the output is unchanged, unless the dim is ``periodic`` (one bool, or
+        one for each dim).
 
-        All ranks of the mesh call it. Returns ``outputs``, with new arrays in place of those that
-        cannot be written to. ``timeout`` is that of each message; by default the dim's.
+        All ranks of the mesh must call it. Returns ``outputs``, with new arrays in place of
+        read-only ones. ``timeout`` applies to each message; the default is the dim's.
 
-        Raises TypeError for a value that is not a list, ValueError for another number of entries
-        and on a rank outside of the mesh, and what ``isend`` and ``irecv`` raise.
+        Raises TypeError for a value that is not a list, ValueError for a wrong number of entries
+        and on a rank outside of the mesh. Raises the errors of ``isend`` and ``irecv``.
         """
         each = "two for each dim of the mesh"
         check_fillable(outputs, "outputs")
@@ -140,7 +140,7 @@ class MeshOfNeighbours(MeshValue, Collectives):
             dim = number if self.mesh_dim_names is None else self.mesh_dim_names[number]
             group, *ends = self._neighbours(dim, 1, periodic=_is_ring(periodic, dim))
             peer = ends[side]
-            if peer is not None:  # with two ranks around, one is both: the tag says which way
+            if peer is not None:  # one rank is both neighbours in a ring of two: tags tell them
                 received[place] = group.irecv(
                     outputs[place], group_src=peer, tag=1 - side, timeout=timeout
                 )
@@ -155,7 +155,7 @@ class MeshOfNeighbours(MeshValue, Collectives):
     def _neighbours(
         self, dim: DimKey, distance: int, *, periodic: bool
     ) -> tuple[ProcessGroup, int | None, int | None]:
-        """Return this rank's group along ``dim``, and the places in it before and behind."""
+        """Return this rank's group along ``dim``, and the neighbours' ranks in that group."""
         group = self[dim].process_group
         assert isinstance(group, ProcessGroup)
         place, size = group.rank(), group.size()
@@ -188,7 +188,7 @@ def check_halo(
     found: list[tuple[DimKey, int, bool]] = []
     axes: set[int] = set()
     for dim, named in dims.items():
-        mesh[dim]  # raises MeshDimError for a dim that is not there
+        mesh[dim]  # raises MeshDimError for an unknown dim
         axis = to_whole_number(named, f"dims[{dim!r}]")
         if not -ndim <= axis < ndim or axis % ndim in axes:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""The ranks at each place of a mesh: a layout over a numbering of ranks.
+"""The ranks of a mesh by coordinate: a layout over a numbering of ranks.
 
 A mesh may have any ranks in any order. The numbering (position to rank) is separate from the
-arithmetic (coordinates to position). So a mesh over 0 to n-1 costs no memory for its ranks, and
-slicing never reads them.
+arithmetic (coordinates to position). So a mesh over ranks 0 to n-1 needs no memory for them, and
+slicing never reads ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RankNumbering:
     def of(cls, ranks: npt.ArrayLike, where: str) -> RankNumbering:
         """Return the numbering of ``ranks`` in C order; ``where`` names them in errors.
 
-        Raises ValueError unless they are distinct integers, at least 0, and at least one.
+        Raises ValueError for an empty array, and unless the ranks are distinct integers >= 0.
         """
         flat = np.asarray(ranks).ravel()
         if not flat.size:
@@ -65,7 +65,7 @@ class RankNumbering:
         return hash((len(self), int(self.ranks[0]), int(self.ranks[-1])))
 
     def position(self, rank: int) -> int | None:
-        """Return where ``rank`` stands, None when it is not there."""
+        """Return the position of ``rank``, None if it is not in the numbering."""
         if isinstance(self.ranks, range):
             return self.ranks.index(rank) if rank in self.ranks else None
         found = np.flatnonzero(self.ranks == rank)
@@ -86,10 +86,10 @@ class RankNumbering:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLayout:
-    """Dims over numbered ranks: one slice of the layout's shape for each rank to be in.
+    """Dims over numbered ranks, which form slices of the layout's shape.
 
-    The layout need not have as many indices as there are ranks: its copies then cover them, and
-    each rank is in one copy, its slice. Equal when shape and slices are, whatever the numbering.
+    Copies of the layout cover the ranks; each rank is in one copy, its slice. Two objects with
+    equal shapes and slices are equal, whatever the numbering.
     """
 
     numbering: RankNumbering
@@ -97,9 +97,9 @@ class RankLayout:
 
     @classmethod
     def of(cls, mesh: npt.ArrayLike, where: str = "mesh") -> RankLayout:
-        """Return the layout in which ``mesh`` (nested lists, or an array of ranks) is one slice.
+        """Return the layout with ``mesh`` (nested lists, or an array of ranks) as its one slice.
 
-        Raises ValueError when it is ragged, has no dim, or ``RankNumbering.of`` does.
+        Raises ValueError for a ragged or 0-D ``mesh``, and the errors of ``RankNumbering.of``.
         """
         try:
             array = np.asarray(mesh)
@@ -112,7 +112,7 @@ class RankLayout:
 
     @classmethod
     def row_major(cls, shape: Sequence[int]) -> RankLayout:
-        """Return ranks 0 to n-1 in C order; takes no memory for them."""
+        """Return the layout of ranks 0 to n-1 in C order, without memory for the ranks."""
         return cls(RankNumbering(range(math.prod(shape))), Layout.row_major(shape))
 
     def __eq__(self, other: object) -> bool:
@@ -132,7 +132,7 @@ class RankLayout:
         """Return a tuple of C types that equals another layout's if the layouts are equal."""
         return (self.layout.shape, self._ordered_slices().tobytes())
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ queries
 
     @property
     def slices(self) -> int:
@@ -140,26 +140,24 @@ class RankLayout:
         return len(self.numbering) // self.layout.size
 
     def coordinates(self, rank: int) -> tuple[int, ...] | None:
-        """Return the coordinates of ``rank`` in its slice, None when it is not there."""
+        """Return the coordinates of ``rank`` in its slice, None if it is in no slice."""
         position = self.numbering.position(rank)
         if position is None:
             return None
         return tuple(dim.coordinate(position) for dim in self.layout.dims)
 
     def number_of(self, rank: int) -> int | None:
-        """Return the number of the slice that ``rank`` is in, None when it is not there."""
+        """Return the number of the slice that ``rank`` is in, None if it is in no slice."""
         position = self.numbering.position(rank)
-        return None if position is None else self._rest().coordinate(position)
+        return None if position is None else self._slice_dim().coordinate(position)
 
     def slice_at(self, number: int) -> IndexArray:
-        """Return the ranks of a slice in the layout's shape; slices count by their first rank's
-        position.
-        """
-        return self.numbering.take(self.layout.shifted(self._rest().offset(number)).indices())
+        """Return the ranks of slice ``number``, int64, in the layout's shape."""
+        return self.numbering.take(self.layout.shifted(self._slice_dim().offset(number)).indices())
 
     def rank_at(self, number: int, place: int) -> int:
-        """Return the rank at ``place``, in C order, of a slice; makes no array."""
-        position = self._rest().offset(number) + join(self.layout.dims).offset(place)
+        """Return the rank at ``place``, in C order, of slice ``number``; make no array."""
+        position = self._slice_dim().offset(number) + join(self.layout.dims).offset(place)
         return int(self.numbering.ranks[position])
 
     def slice_of(self, rank: int) -> IndexArray | None:
@@ -169,27 +167,27 @@ class RankLayout:
 
     def whole(self) -> IndexArray:
         """Return all slices, int64, shape (slices, *shape)."""
-        return self.numbering.take(Layout((self._rest(), *self.layout.dims)).indices())
+        return self.numbering.take(Layout((self._slice_dim(), *self.layout.dims)).indices())
 
-    def _rest(self) -> Dim:
-        """Return the dims that the layout leaves out, as one dim, which numbers the slices."""
+    def _slice_dim(self) -> Dim:
+        """Return the dim that numbers the slices: the layout's complement, as one dim."""
         return join(self.layout.complement(len(self.numbering)).dims)
 
     def _ordered_slices(self) -> IndexArray:
         whole = self.whole().reshape(self.slices, -1)
         return whole[np.argsort(whole[:, 0])]
 
-    # ------------------------------------------------------------------ what can be made of it
+    # ------------------------------------------------------------------ derived layouts
 
     def with_layout(self, layout: Layout) -> RankLayout:
         """Return another layout over the same numbering."""
         return RankLayout(self.numbering, layout)
 
     def split(self, position: int, sizes: Sequence[int]) -> RankLayout:
-        """Return the layout with one dim replaced by dims of ``sizes``: always possible.
+        """Return the layout with the dim at ``position`` replaced by dims of ``sizes``.
 
-        Where arithmetic has no such split (``Dim.split``), the ranks are numbered anew, in the
-        order of the slices; that takes memory for all of them.
+        If ``Dim.split`` cannot do that, the ranks are renumbered in the order of the slices, which
+        takes memory for all of them.
         """
         try:
             return self.with_layout(self.layout.split(position, sizes))
@@ -202,8 +200,8 @@ class RankLayout:
 
 
 def _first_repeated(ranks: IndexArray) -> int | None:
-    """Return the smallest rank that is there more than once, None if all are distinct."""
-    if int(ranks.max()) < 8 * ranks.size:  # as ranks of a job are: no need to sort
+    """Return the smallest repeated rank, None if all are distinct."""
+    if int(ranks.max()) < 8 * ranks.size:  # dense, as a job's ranks: no need to sort
         seen = np.zeros(int(ranks.max()) + 1, np.bool_)
         seen[ranks] = True
         if np.count_nonzero(seen) == ranks.size:

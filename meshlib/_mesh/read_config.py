@@ -1,4 +1,4 @@
-"""Config files to dicts: TOML, JSON, YAML where PyYAML is installed. Repeated keys are errors."""
+"""Parsers of config files: TOML, JSON, and YAML with PyYAML. Repeated keys are errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, cast
 def read_config(path: Path) -> dict[str, Any]:
     """Read the config file at ``path``; its suffix gives the format.
 
-    Raises ValueError that names the file when its suffix is none of ``SUFFIXES``, or it is not well
-    formed; OSError when it cannot be read; ImportError for YAML without PyYAML.
+    Raises ValueError, which names the file, for a suffix outside of ``SUFFIXES`` and a malformed
+    file; OSError for an unreadable file; ImportError for YAML without PyYAML.
     """
     parse = _PARSERS.get(path.suffix.lower())
     if parse is None:
@@ -58,13 +58,13 @@ def _parse_yaml(text: str) -> object:
         ) from None
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that comes twice; YAML demands that, PyYAML keeps the last one."""
+        """A loader that refuses repeated keys, as YAML demands; PyYAML keeps the last one."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             keys = [
                 self.construct_object(key, deep=True)
                 for key, _ in node.value
-                if key.tag != "tag:yaml.org,2002:merge"  # `<<`, which may come twice
+                if key.tag != "tag:yaml.org,2002:merge"  # `<<`, which may be repeated
             ]
             for key in keys:
                 if keys.count(key) > 1:
@@ -85,7 +85,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 SUFFIXES = tuple(_PARSERS)
-"""The suffixes of config files. No other list exists."""
+"""The suffixes of config files."""
 
 SUFFIXES_IN_WORDS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-"""The same for messages."""
+"""``SUFFIXES`` as text for messages."""

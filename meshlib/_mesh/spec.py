@@ -1,4 +1,4 @@
-"""Names and degrees of mesh dims as people write them, checked before anything starts.
+"""Checks of the names, degrees and options of mesh dims that users write.
 
 Shared by ``init_device_mesh``, ``MeshConfig`` and ``meshrun --mesh``; imports no array library.
 """
@@ -21,16 +21,16 @@ CONVENTIONAL_NAMES = ("pp", "dp_replicate", "dp_shard", "dp", "cp", "tp", "ep")
 """Pipeline, replicated / sharded / plain data, context, tensor and expert parallel."""
 
 INFER = -1
-"""The degree that stands for "whatever the world size leaves"."""
+"""The degree to infer from the world size."""
 
 _EXAMPLE = "expected NAME=DEGREE pairs such as 'dp=2,tp=2'"
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
 class MeshDimError(ValueError, KeyError):
-    """A mesh has no dim of that name or number, or cannot use it like this.
+    """An unknown dim of a mesh, or a dim that cannot be used in this way.
 
-    Also a KeyError, because that is what c10d raises for ``mesh["unknown"]``.
+    Also a KeyError, because c10d raises KeyError for ``mesh["unknown"]``.
     """
 
     def __str__(self) -> str:
@@ -39,10 +39,10 @@ class MeshDimError(ValueError, KeyError):
 
 @dataclass(frozen=True, slots=True)
 class DimOptions:
-    """Options of the group of a dim; None: as the mesh, the group or the job says.
+    """Options of the group of a dim; None inherits from the mesh, the group or the job.
 
-    ``backend`` is a registered backend's name, or c10d's ``cpu:tcp,cuda:nccl``; ``timeout`` the
-    deadline of a call, in seconds; ``compress`` how large reductions travel between hosts.
+    ``backend`` is a registered backend's name, or c10d's ``cpu:tcp,cuda:nccl``; ``timeout`` is the
+    deadline of a call, in seconds; ``compress`` is the format of large reductions between hosts.
     """
 
     backend: str | None = None
@@ -53,7 +53,7 @@ class DimOptions:
     def checked(
         cls, where: str, backend: object = None, timeout: object = None, compress: object = None
     ) -> DimOptions:
-        """Return the options as users write them; raise ValueError, with ``where``, for others."""
+        """Return the checked options; raise ValueError, which names ``where``, for a wrong one."""
         return cls(
             check_backend(backend, where),
             check_timeout(timeout, where),
@@ -61,7 +61,7 @@ class DimOptions:
         )
 
     def over(self, default: DimOptions) -> DimOptions:
-        """Return these options, with ``default``'s where these say nothing."""
+        """Return these options, with those of ``default`` in place of None."""
         return DimOptions(
             default.backend if self.backend is None else self.backend,
             default.timeout if self.timeout is None else self.timeout,
@@ -70,7 +70,7 @@ class DimOptions:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the dims that ``"dp=2,tp=2"`` names, the outermost first; -1 stays -1.
+    """Return the degrees by dim in a text such as ``"dp=2,tp=2"``, outermost first; -1 stays -1.
 
     Raises ValueError for anything but NAME=DEGREE pairs with distinct names and legal degrees,
     TypeError for a value that is not a string.
@@ -91,7 +91,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def check_name(name: object, where: str) -> str:
-    """Return ``name``; raise ValueError unless it is an identifier, spelt as is the custom."""
+    """Return ``name``; raise ValueError unless it is an identifier."""
     if not isinstance(name, str) or not name.isidentifier():
         hint = did_you_mean(str(name).replace("-", "_"), CONVENTIONAL_NAMES)
         raise ValueError(f"{where}: dim name {name!r} is not an identifier{hint}")
@@ -127,9 +127,10 @@ def check_one_inferred(degrees: Iterable[int], where: str) -> None:
 
 
 def check_timeout(timeout: object, where: str) -> float | None:
-    """Return ``timeout`` in seconds: a number of them, a timedelta, ``"30s"`` (ms, s, m, h), None.
+    """Return ``timeout`` in seconds, None for None.
 
-    Raises ValueError for anything else, and unless it is finite and more than 0.
+    It may be a number of seconds, a timedelta, or a string such as ``"30s"`` (ms, s, m, h). Raises
+    ValueError for anything else, and unless it is finite and positive.
     """
     seconds = math.nan
     if timeout is None:
@@ -147,9 +148,10 @@ def check_timeout(timeout: object, where: str) -> float | None:
 
 
 def check_compress(compress: object, where: str) -> Compression | None:
-    """Return how reductions travel: ``"int8"`` or the like, a table, a ``Compression``, None.
+    """Return the compression of reductions, None for None.
 
-    Raises ValueError for anything else.
+    It may be a name such as ``"int8"``, a table, or a ``Compression``. Raises ValueError for
+    anything else.
     """
     try:
         return Compression.parse(compress)
@@ -163,7 +165,7 @@ def check_backend(backend: object, where: str) -> str | None:
         return None
     if not isinstance(backend, str):
         raise ValueError(f"{where}: backend {backend!r}; expected a registered backend's name")
-    from meshlib._groups.backend import parse_backend  # for configs that name one
+    from meshlib._groups.backend import parse_backend  # only configs with a backend load it
 
     try:
         parse_backend(backend)
@@ -173,8 +175,7 @@ def check_backend(backend: object, where: str) -> str | None:
 
 
 def check_shape(shape: Sequence[int], where: str = "mesh_shape") -> tuple[int, ...]:
-    """Return ``shape`` as integers; raise ValueError for a value that is not a mesh shape (-1 may
-    occur)."""
+    """Return ``shape`` as integers, of which one may be -1; raise ValueError for a wrong shape."""
     if isinstance(shape, (str, bytes)):
         raise ValueError(f"{where} {shape!r} is a string; expected integers such as (2, 2)")
     try:
@@ -189,7 +190,7 @@ def check_shape(shape: Sequence[int], where: str = "mesh_shape") -> tuple[int, .
 
 
 def check_dim_names(names: Sequence[object] | None, ndim: int) -> tuple[str | None, ...]:
-    """Return one name a dim (None: without names); raise ValueError unless all are distinct."""
+    """Return one name per dim, all None without ``names``; raise ValueError for repeated names."""
     if names is None:
         return (None,) * ndim
     if isinstance(names, str):
@@ -216,8 +217,8 @@ def infer_sizes(
 ) -> tuple[int, ...]:
     """Return ``sizes`` with -1 replaced so that the product is ``total``.
 
-    Nothing is ever rounded: raises ValueError, with both numbers in it, when that cannot be.
-    ``described`` is the mesh as the user wrote it, ``of`` what ``total`` is.
+    Raises ValueError, which names both numbers, when that is impossible without rounding.
+    ``described`` is the user's text for the mesh, ``of`` names ``total`` in errors.
     """
     known = math.prod(size for size in sizes if size != INFER)
     if INFER not in sizes:

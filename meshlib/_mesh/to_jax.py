@@ -1,4 +1,4 @@
-"""``DeviceMesh.to_jax``: the same mesh for JAX's own multi-process programs."""
+"""``DeviceMesh.to_jax``: an equal mesh for JAX's own multi-process programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ADDRESS_KEY = "jax/coordinator"
 _START_SECONDS = 120
-# A job whose ranks have left is not worth waiting for: JAX's own default is 300 seconds.
+# Far below JAX's default of 300 seconds: a rank that has left never answers.
 _SHUTDOWN_SECONDS = 10
 
 
@@ -54,13 +54,13 @@ def to_jax(ranks: IndexArray, names: Sequence[str]) -> jax.sharding.Mesh:
 
 
 def _initialize(world: World) -> None:
-    """Connect the processes of the job in JAX; our store tells them where."""
+    """Connect the job's processes in JAX; the job's store passes on the coordinator's address."""
     import jax
 
     config: Any = jax.config
     if config.jax_cpu_collectives_implementation in (None, "none"):
         config.update("jax_cpu_collectives_implementation", "gloo")
-    # Its waits end when a rank is lost.
+    # Waits on a group's store end when a rank is lost.
     store = world.default_group.get_group_store()
     if world.rank == 0:
         store.set(_ADDRESS_KEY, _free_address(world).encode())
@@ -79,7 +79,7 @@ def _initialize(world: World) -> None:
 def _free_address(world: World) -> str:
     """Return an address on which rank 0's coordinator can listen.
 
-    JAX has to be told a port beforehand, so this one is free now, and not certain to stay so.
+    JAX cannot choose a port itself. This port is free now, but another process may take it.
     """
     membership = Membership(
         group="jax",

@@ -1,4 +1,4 @@
-"""The part of a mesh that needs no job: ranks, names, and the meshes that can be made of them."""
+"""The part of a mesh that needs no job: its ranks and names, and meshes derived from it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SHOWN_RANKS = 16
 
 
 M = TypeVar("M", bound="MeshValue")
-"""The class of the mesh itself. jedi takes ``Self`` for the class that has the method."""
+"""The class of the mesh itself. jedi would resolve ``Self`` to the class that has the method."""
 
 
 class MeshValue:
     """Ranks in named dims, as an immutable value; ``DeviceMesh`` adds groups of a job.
 
-    Equality and hash are those of the ranks' arrangement, the dims' names and the device type.
-    Each operation on dims gives a mesh again, whose slices are again over the same ranks.
+    Equality and hash depend on the ranks' arrangement, the dims' names and the device type. Each
+    operation on dims returns a mesh whose slices are over the same ranks.
     """
 
     _device_type: str
@@ -73,7 +73,7 @@ class MeshValue:
         )
 
     def _caches(self) -> dict[str, dict[Any, Any]]:
-        """Return the empty caches of a new mesh, by attribute; they are no part of the value."""
+        """Return the empty caches of a new mesh, by attribute; they do not affect equality."""
         return {"_slices": {}}
 
     @classmethod
@@ -115,7 +115,7 @@ class MeshValue:
         dims = tuple(replace(dim, group=None) for dim in self._dims)
         return type(self)._make, (self._device_type, self._ranks, dims, self._options, self._names)
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ queries
 
     @property
     def device_type(self) -> str:
@@ -140,7 +140,7 @@ class MeshValue:
     def size(self, mesh_dim: DimKey | None = None) -> int:
         """Return the number of ranks in a slice, or along ``mesh_dim`` (a name or a number).
 
-        Raises MeshDimError for a dim that is not there.
+        Raises MeshDimError for an unknown dim.
         """
         return self._ranks.layout.size if mesh_dim is None else self._find(mesh_dim).dim.size
 
@@ -160,8 +160,8 @@ class MeshValue:
     def rank_at(self, place: int, slice_number: int = 0) -> int:
         """Return the rank at ``place`` (0 to ``size()`` - 1, in C order) of a slice.
 
-        Raises ValueError for a ``place`` or ``slice_number`` (0 to ``slice_count`` - 1) that is not
-        there, TypeError for a value that is not an integer.
+        Raises ValueError for a ``place`` or ``slice_number`` (0 to ``slice_count`` - 1) out of
+        range, TypeError for a value that is not an integer.
         """
         place = to_whole_number(place, "place")
         slice_number = to_whole_number(slice_number, "slice_number")
@@ -174,7 +174,7 @@ class MeshValue:
         return self._ranks.rank_at(slice_number, place)
 
     def slice_number(self, rank: int) -> int:
-        """Return which slice a global ``rank`` is in; raise ValueError if it is in none.
+        """Return the number of a global ``rank``'s slice; raise ValueError if it is in none.
 
         Raises TypeError for a value that is not an integer.
         """
@@ -198,11 +198,11 @@ class MeshValue:
     # ------------------------------------------------------------------ other meshes of its ranks
 
     def __getitem__(self: M, mesh_dim: DimKey | Sequence[DimKey]) -> M:
-        """Return the mesh of some dims, in the order given: names (flattened ones too), numbers.
+        """Return the mesh of some dims, in the order given.
 
-        ``mesh_dim`` is one of them or a tuple. Raises MeshDimError (a ValueError and a KeyError)
-        for a name that is not there, and for dims that overlap, such as "dp" and the flattened
-        "dp_tp".
+        ``mesh_dim`` is a dim's name (flattened ones too), its number, or a tuple of these. Raises
+        MeshDimError (a ValueError and a KeyError) for an unknown dim, and for dims that overlap,
+        such as "dp" and the flattened "dp_tp".
         """
         keys = self._keys(mesh_dim)
         known = self._slices.get(keys)
@@ -215,7 +215,7 @@ class MeshValue:
     __iter__ = None
 
     def permute(self: M, *mesh_dims: DimKey) -> M:
-        """Return the mesh with all its dims in another order; as ``mesh["tp", "dp"]``, complete.
+        """Return the mesh with all its dims in the order of ``mesh_dims``.
 
         Raises MeshDimError unless ``mesh_dims`` names each dim once.
         """
@@ -234,17 +234,17 @@ class MeshValue:
         timeout: Timeout | None = None,
         compress: Compress | None = None,
     ) -> M:
-        """Return the 1-D mesh over all dims of this one, the last dim's ranks next to each other.
+        """Return the 1-D mesh over all dims of this one, the last dim varying fastest.
 
         Flatten a slice to flatten some dims, which need not be neighbours: ``mesh["dp",
-        "cp"].flatten("dp_cp")``. The default name is the dims' names with ``_`` between. Every mesh
-        that this one was made from or with then knows the name: ``mesh["dp_cp"]``,
+        "cp"].flatten("dp_cp")``. The default name is the dims' names joined by ``_``. The mesh that
+        this one was sliced from then knows the name, as do all its slices: ``mesh["dp_cp"]``,
         ``mesh.get_group("dp_cp")``.
 
         Groups are made with ``backend`` and ``timeout`` (seconds, a timedelta or ``"30s"``), by
-        default the mesh's. With ``compress`` (``"int8"`` and the like), large sums and averages
-        between hosts are compressed. Raises MeshDimError when ``mesh_dim_name`` stands for other
-        ranks already, ValueError for wrong options and for a name that is not a string.
+        default the mesh's. With ``compress`` (such as ``"int8"``), large sums and averages between
+        hosts are compressed. Raises MeshDimError when ``mesh_dim_name`` already names other ranks,
+        ValueError for wrong options and for a name that is not a string.
         """
         name = mesh_dim_name
         if name is None and self.mesh_dim_names is not None:
@@ -253,7 +253,7 @@ class MeshValue:
             raise ValueError(f"mesh_dim_name {name!r} is not a non-empty string")
         options = DimOptions.checked("flatten", backend, timeout, compress)
         if self.ndim == 1:
-            # The same ranks, so the same options unless others are given.
+            # The ranks are equal, so the dim's options are the defaults.
             options = options.over(self._dims[0].options)
         named = MeshDim(join(self._ranks.layout.dims), name, options)
         if name is not None:
@@ -269,8 +269,8 @@ class MeshValue:
         """Return the mesh with ``mesh_dim`` replaced by dims of ``mesh_sizes``, the slowest first.
 
         One size may be -1. A mesh with names needs ``mesh_dim_names``. The new dims inherit the
-        old one's options. Raises ValueError unless the sizes multiply to the dim's, MeshDimError
-        for a dim that is not there and for names that stand for other ranks already.
+        old one's options. Raises ValueError unless the sizes multiply to the dim's size,
+        MeshDimError for an unknown dim and for names that already name other ranks.
         """
         position = self._position(mesh_dim)
         whole = self.shape[position]
@@ -306,9 +306,9 @@ class MeshValue:
 
     @classmethod
     def concatenate(cls: type[M], meshes: Sequence[M]) -> M:
-        """Return the mesh with the dims of all ``meshes``, in order: slices of one mesh, joined.
+        """Return the mesh with the dims of all ``meshes``, in order; these are slices of one mesh.
 
-        Raises MeshDimError when they are over different ranks, overlap, or share a name, TypeError
+        Raises MeshDimError when they are over different ranks, overlap, or share a name; TypeError
         for a value that is not a list of meshes.
         """
         if not isinstance(meshes, Sequence) or not all(isinstance(m, MeshValue) for m in meshes):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -335,7 +335,7 @@ class MeshValue:
         for name in names:
             if names.count(name) > 1:
                 raise MeshDimError(f"dim {name!r} would be there twice")
-        # Dims of one rank have no digits that could overlap, so they are told by identity.
+        # Dims of one rank have no digits that could overlap, so identity detects repeated ones.
         if len({id(dim) for dim in dims}) < len(dims):
             raise MeshDimError("a dim would be there twice")
         if names and len(names) < len(dims):
@@ -349,7 +349,7 @@ class MeshValue:
         return self._derived(ranks.with_layout(layout), dims, self._names if same else None)
 
     def _keys(self, keys: DimKey | Iterable[DimKey]) -> tuple[DimKey, ...]:
-        """Return a key of dims as a tuple of names and numbers."""
+        """Return ``keys`` as a tuple of names and numbers; raise MeshDimError for other values."""
         if isinstance(keys, str):
             return (keys,)
         several = isinstance(keys, (tuple, list))
@@ -368,7 +368,7 @@ class MeshValue:
         return tuple(result)
 
     def _find(self, key: DimKey) -> MeshDim:
-        """Return the dim of this mesh, or the flattened one inside it, that ``key`` names."""
+        """Return the dim of this mesh, or the flattened dim inside it, that ``key`` names."""
         (key,) = self._keys(key)
         if isinstance(key, int):
             if -self.ndim <= key < self.ndim:
@@ -428,16 +428,16 @@ def described_ranks(mesh: MeshValue, slice_number: int = 0) -> str:
 
 
 def positions_of(mesh: MeshValue, mesh_dim: DimKey) -> tuple[int, ...]:
-    """Return which of the own dims of ``mesh`` a key stands for, the outermost first.
+    """Return the positions in ``mesh`` of the dims that ``mesh_dim`` covers, outermost first.
 
-    One for an own dim, by name or number; several for a flattened name. Raises MeshDimError for a
-    value that is not there, and for a name over parts of dims.
+    A dim's name or number has one position, a flattened name several. Raises MeshDimError for an
+    unknown dim, and for a name over parts of dims.
     """
     return mesh._positions_of(mesh_dim)  # pyright: ignore[reportPrivateUsage]
 
 
 def check_device_type(device_type: object) -> str:
-    """Return the device type in lower case; raise ValueError for one that is unknown."""
+    """Return the device type in lower case; raise ValueError for an unknown one."""
     if isinstance(device_type, str) and device_type.lower() in DEVICE_TYPES:
         return device_type.lower()
     hint = (
@@ -451,7 +451,7 @@ def check_device_type(device_type: object) -> str:
 
 
 def check_product(shape: Sequence[int]) -> int:
-    """Return the number of ranks of a shape; raise ValueError for too many, or with a -1."""
+    """Return the number of ranks of ``shape``; raise ValueError for too many, and for a -1."""
     if INFER in shape:
         raise ValueError(f"mesh_shape {tuple(shape)} has -1, which only a job's world size settles")
     count = math.prod(shape)

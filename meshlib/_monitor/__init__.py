@@ -1,1 +1,1 @@
-"""A running job, seen: on a page, in a terminal, as metrics. Launchers use it: it has no NumPy."""
+"""Monitoring of a running job: a page, a terminal view and metrics. Must not import NumPy."""

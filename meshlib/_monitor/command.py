@@ -22,7 +22,7 @@ from transport._errors import DistError, DistNetworkError
 
 _FIRST_SECONDS = 5.0
 _ENTER = "\x1b[?1049h\x1b[?25l"
-"""To the terminal's other page, without a cursor."""
+"""Switches the terminal to its alternate screen, without a cursor."""
 _LEAVE = "\x1b[?25h\x1b[?1049l"
 
 
@@ -30,26 +30,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code (2 when there is no such job)."""
     parser = OneLineParser(
         prog="meshlib top",
-        description="Show a running job: its ranks on the mesh, the ranks that wait, step times and"
-        " bytes a second by mesh dim, and the calls under way. q ends it, not the job.",
+        description="Show a running job: its ranks on the mesh, waiting ranks, step times, bytes"
+        " per second by mesh dim, and the calls under way. q ends this command, not the job.",
     )
     parser.add_argument(
         "job",
         nargs="?",
         metavar="JOB",
         help="a job of yours on this machine: meshrun's process id, or the beginning of its"
-        " program or run; or HOST:PORT of a job's store (the secret as for ranks);"
-        " default: the only job there is",
+        " program or run; or HOST:PORT of a job's store (with the ranks' secret in the"
+        " environment); default: the only running job",
     )
     parser.add_argument(
-        "--once", action="store_true", help="print one picture; so it is where there is no terminal"
+        "--once", action="store_true", help="print the state once (default without a terminal)"
     )
     parser.add_argument(
         "--stacks", type=int, metavar="RANK", help="print the stacks of a rank's threads instead"
     )
     options = parser.parse_args(argv)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without ↓ is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # for terminals that cannot show ↓
     if options.stacks is not None or options.once or not sys.stdout.isatty():
         return print_result(parser.prog, lambda: _once(options.job, options.stacks))
     return end_quietly(lambda: _live(parser, options.job))
@@ -60,12 +60,12 @@ def _watch(name: str | None) -> JobWatch:
     try:
         store = job.connect()
     except DistNetworkError as error:
-        raise ValueError(f"the store of job {job.name} cannot be asked: {error}") from error
+        raise ValueError(f"the store of job {job.name} cannot be reached: {error}") from error
     return JobWatch(store, JobView(os.path.basename(job.program) or job.name, job.ranks))
 
 
 def _once(name: str | None, rank: int | None) -> str:
-    """Return a picture, or the stacks of ``rank``. Raises ValueError."""
+    """Return the job's state, or the stacks of ``rank``, as text; raise ValueError on failure."""
     watch = _watch(name)
     try:
         _await_samples(watch)
@@ -134,9 +134,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _page() -> Generator[Callable[[float], str]]:
-    """Use the terminal's other page, and get each key at once, while the block runs.
+    """Use the terminal's alternate screen, and read single keys, while the block runs.
 
-    Gives what returns the next key, "" when none has arrived in so many seconds.
+    Yields a function ``pressed(seconds)`` that returns the next key, or "" after that time.
     """
     import termios
     import tty

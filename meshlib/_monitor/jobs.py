@@ -1,7 +1,7 @@
-"""Finding a running job: the file that each ``meshrun`` leaves for its user, and addresses.
+"""Discovery of running jobs: by the file that each ``meshrun`` writes for its user, or by address.
 
-A launcher has a folder of its own that only its user may enter, and that goes with it, whatever
-ends it. The job's address and secret lie there in a file.
+A launcher has a folder that only its user may enter, and that is removed when the launcher ends. A
+file in it has the job's address and secret.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _ADDRESS = re.compile(r"(.*[^:]|\[.*\]):(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job whose store is at ``host`` and ``port``, or in an etcd at ``url``; ``secret`` is in
-    hexadecimal digits.
+    """A job whose store is at ``host`` and ``port``, or in an etcd at ``url``.
 
-    ``name`` is the launch's, ``program`` what its ranks run, ``pid`` the launcher's process.
+    ``secret`` is in hexadecimal digits, ``name`` that of the launch, ``program`` the ranks'
+    program, ``pid`` the launcher's process id, and ``ranks`` their number.
     """
 
     name: str
@@ -46,8 +46,11 @@ class RunningJob:
     url: str = ""
 
     def connect(self) -> Store:
-        """Return a client of its store. Raises DistNetworkError, AuthenticationError."""
-        # A launcher only leaves word of a job: it need not wait for what connects to one.
+        """Return a client of the job's store.
+
+        Raises DistNetworkError or AuthenticationError if that fails.
+        """
+        # Imported here because launchers, which only write the file, need not load it.
         from transport._store.opening import open_store
 
         secret = bytes.fromhex(self.secret) if self.secret else None
@@ -56,7 +59,7 @@ class RunningJob:
 
 
 def write(folder: Path, job: RunningJob) -> None:
-    """Leave ``job`` in its launcher's ``folder``. The file appears whole."""
+    """Write ``job`` to a file in its launcher's ``folder``, atomically."""
     unfinished = folder / f"{_FILE}.part"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
@@ -65,17 +68,17 @@ def write(folder: Path, job: RunningJob) -> None:
 
 
 def running() -> list[RunningJob]:
-    """Return the jobs that this user's launchers on this machine run now, the newest last."""
+    """Return the running jobs of this user's launchers on this machine, the newest last."""
     found: list[tuple[float, RunningJob]] = []
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*/{_FILE}"):
         with suppress(OSError, ValueError, TypeError):
             about = path.stat()
             if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
-                continue  # another one's, or what anybody may have written
+                continue  # another user's, or accessible to other users
             job = RunningJob(**json.loads(path.read_text(encoding="utf-8")))
             os.kill(job.pid, 0)
             found.append((about.st_mtime, job))
-    # The launchers of a job's nodes may all be here.
+    # Several launchers of one job, one per node, may run on this machine.
     by_store = {
         (job.host, job.port, job.url): job for _, job in sorted(found, key=lambda pair: pair[0])
     }
@@ -83,10 +86,10 @@ def running() -> list[RunningJob]:
 
 
 def find(text: str | None) -> RunningJob:
-    """Return the job that ``text`` means: a launcher's process id, the beginning of a launch's name
-    or of its program, or HOST:PORT of a job's store; None: the only one that runs here.
+    """Return the job that ``text`` names; for None, the only job that runs here.
 
-    Raises ValueError when that is none, or several.
+    ``text`` is a launcher's process id, the beginning of a launch's name or of its program, or
+    HOST:PORT of a job's store. Raises ValueError unless exactly one job matches.
     """
     if text is not None and (address := _ADDRESS.fullmatch(text)):
         host, port = address[1].removeprefix("[").removesuffix("]"), int(address[2])
@@ -101,7 +104,7 @@ def find(text: str | None) -> RunningJob:
             "no job of this user's runs on this machine; expected HOST:PORT of a job's store"
         )
     if not chosen:
-        raise ValueError(f"no job that runs here is called {text!r}; expected one of {_list(jobs)}")
+        raise ValueError(f"no running job matches {text!r}; expected one of {_list(jobs)}")
     raise ValueError(f"several jobs run here; expected JOB to be one of {_list(chosen)}")
 
 

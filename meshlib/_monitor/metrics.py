@@ -8,10 +8,10 @@ from meshlib._monitor.view import JobView, State
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_SHARE = "The share of the time that ranks"
+_SHARE = "The mean share of the time that ranks"
 _OF_DIMS = (
-    ("waiting", "dim_waiting_ratio", f"{_SHARE} wait for others in calls on a mesh dim: mean."),
-    ("inside", "dim_inside_ratio", f"{_SHARE} are inside calls on a mesh dim: mean."),
+    ("waiting", "dim_waiting_ratio", f"{_SHARE} wait for others in calls on a mesh dim."),
+    ("inside", "dim_inside_ratio", f"{_SHARE} are inside calls on a mesh dim."),
     (
         "bandwidth",
         "dim_bytes_per_second",
@@ -19,7 +19,7 @@ _OF_DIMS = (
     ),
     ("calls", "dim_calls_per_second", "Calls per second of all ranks on a mesh dim."),
 )
-"""A field of ``DimShare``, its metric's name, and its help text."""
+"""The fields of ``DimShare``, each with its metric's name and help text."""
 
 
 def metrics(view: JobView, now: float) -> str:
@@ -69,7 +69,7 @@ def metrics(view: JobView, now: float) -> str:
     )
     gauge(
         "rank_straggles",
-        "1 for a rank that the others wait for.",
+        "1 for a rank that the others wait for, else 0.",
         [({"rank": one.rank}, float(one.rank in view.slow)) for one in there],
     )
     gauge(

@@ -1,9 +1,9 @@
 """The page of a job over HTTP, for browsers that know the token.
 
-The page itself holds nothing of the job, and nothing from elsewhere. What it asks for has the token
-in the ``Authorization`` header, which no other page can make a browser send. A request must name
-this machine by an address or by one of its own names: a stranger's name that leads here is refused
-(DNS rebinding). Nothing can be changed by any request; asking for a rank's stacks is a POST.
+The page itself has no data of the job, and loads nothing from elsewhere. Its requests have the
+token in the ``Authorization`` header, which no other page can make a browser send. The ``Host``
+header of a request must be an address or one of this machine's names, which prevents DNS rebinding.
+No request changes anything; the request for a rank's stacks is a POST.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _JSON = "application/json"
 
 
 class PageServer:
-    """Serves the page about ``watch``'s job at ``host`` and ``port`` (0: any), until ``close``.
+    """A server of the page about ``watch``'s job at ``host`` and ``port`` (0: any free one).
 
-    Raises OSError when it cannot listen there.
+    It serves until ``close``. Raises OSError when it cannot listen there.
     """
 
     def __init__(self, watch: JobWatch, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -57,12 +57,12 @@ class PageServer:
 
     @property
     def port(self) -> int:
-        """The port at which it listens."""
+        """The port at which the server listens."""
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
-        """The page's address. The token is behind ``#``: browsers keep that part to themselves."""
+        """The page's address. The token is after ``#``, which browsers do not send."""
         host = socket.gethostname() if self.host in ("", "0.0.0.0", "::") else self.host  # noqa: S104 (compared)
         return f"http://{format_address(host, self.port)}/#{self.token}"
 
@@ -89,7 +89,7 @@ class _JobPageServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind, without looking up the address's name, which may take long."""
+        """Bind without looking up the address's name, which may be slow."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
@@ -110,7 +110,7 @@ class _JobPageServer(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that is gone in the middle of an answer is no news."""
+        """Ignore the error: browsers may disconnect during an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -128,16 +128,16 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: the terminal is the job's."""
 
-    def _answer(self, ways: Mapping[str, Any]) -> None:
+    def _answer(self, routes: Mapping[str, Any]) -> None:
         path = self.path.partition("?")[0]
         if not self._is_for_us():
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this is not a name of this machine")
-        elif path not in ways:
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "Host is not a name of this machine")
+        elif path not in routes:
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page")
         elif path != "/" and not self._knows_token():
             self._refuse(HTTPStatus.UNAUTHORIZED, "the token is missing or wrong")
         else:
-            ways[path]()
+            routes[path]()
 
     def _is_for_us(self) -> bool:
         given = self.headers.get_all("Host", [])
@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @cache
 def page() -> tuple[bytes, str]:
-    """Return the page, and the policy by which a browser runs nothing but its own script."""
+    """Return the page, and the policy that allows only the page's own script and style."""
     text = files("meshlib._monitor").joinpath("page.html").read_text(encoding="utf-8")
     style, script = (
         _digest(text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0])

@@ -1,8 +1,8 @@
-"""The ranks' shares of time, and the ranks that they wait for, from their samples alone.
+"""The ranks' shares of time, and the ranks that they wait for, computed from samples.
 
-The members of a group come to the end of its calls together. So the member with the shortest time
-in them comes last, and the others spend their additional time waiting. No clocks are compared, and
-no single call has to be found on several ranks.
+The members of a group reach the end of its calls together. So the member with the shortest time in
+calls arrives last, and the others spend their additional time waiting. This needs neither
+synchronised clocks nor matching of single calls between ranks.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from meshlib._diagnosis.sampling.sample import Sample
 
 KEPT = 0.6
-"""The weight of the old average beside the next sample: averages cover about 2.5 s."""
+"""The weight of the old average when a sample is added: averages cover about 2.5 s."""
 NAMED = 0.1
-"""A straggler spends this much less of its time in calls than half of the others."""
+"""A straggler's share of time in calls is lower than the others' median by at least this."""
 
 
 @dataclass(slots=True)
 class Rates:
-    """On one group, called ``name``: the share of the time ``inside`` calls, and rates a second."""
+    """The share of time ``inside`` calls on one group, called ``name``, and rates per second."""
 
     name: str
     inside: float = 0.0
@@ -29,17 +29,17 @@ class Rates:
 
 
 class Smooth:
-    """Averages over the last samples of a rank, the later ones counting more."""
+    """Averages over the last samples of a rank, in which later samples count more."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Rates] = {}
-        """By a group's id."""
+        """The rates by group id."""
         self.inside: float = 0.0
-        """The share of the time inside of calls on whatever group, from 0 to 1."""
+        """The share of the time inside calls on any group, from 0 to 1."""
         self._weight = 0.0
 
     def take(self, sample: Sample) -> None:
-        """Note the rank's next sample."""
+        """Add the rank's next sample."""
         kept = KEPT * self._weight
         self._weight = kept + 1.0 - KEPT
         old, new = kept / self._weight, (1.0 - KEPT) / self._weight
@@ -63,8 +63,8 @@ class Smooth:
 class DimShare:
     """The groups of one ``name``, such as a mesh dim, over all ranks that use them.
 
-    The shares ``inside`` (of the time in calls) and ``waiting`` (of the time waiting) are means
-    over all ranks of the job. The ``bandwidth`` (bytes a second) and ``calls`` (a second) are sums.
+    The shares of time ``inside`` calls and ``waiting`` are means over all ranks of the job. The
+    ``bandwidth`` (bytes per second) and ``calls`` (per second) are sums.
     """
 
     name: str
@@ -76,9 +76,9 @@ class DimShare:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """``rank`` is outside of calls for the share ``own`` of its time.
+    """A ``rank`` that the others wait for.
 
-    Half of the others are so for at most the share ``others``.
+    It is outside of calls for the share ``own`` of its time; ``others`` is the other ranks' median.
     """
 
     rank: int
@@ -89,9 +89,9 @@ class Straggler:
 def dim_shares(
     ranks: Sequence[tuple[int, Smooth]], silent: Sequence[Smooth] = ()
 ) -> list[DimShare]:
-    """Return the shares of all dims, that with the longest calls first.
+    """Return the shares of all dims, the dim with the most time in calls first.
 
-    A rank in a call with a ``silent`` rank only waits.
+    All time in calls on a group with a ``silent`` rank counts as waiting.
     """
     least = {group: 0.0 for smooth in silent for group in smooth.groups}
     for _, smooth in ranks:
@@ -114,8 +114,8 @@ def dim_shares(
 def stragglers(ranks: Sequence[tuple[int, Smooth]]) -> list[Straggler]:
     """Return the ranks that the others wait for, the slowest first.
 
-    A rank that waits for a slow one keeps others waiting as well, but is in calls meanwhile. So
-    this compares the time outside of all calls.
+    This compares the time outside of all calls. A rank that itself waits for a slow one may keep
+    others waiting, but is in calls meanwhile.
     """
     own = {rank: 1.0 - smooth.inside for rank, smooth in ranks}
     found: list[Straggler] = []

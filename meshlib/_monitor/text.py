@@ -1,4 +1,4 @@
-"""A job as lines of text, with colours where they are wanted."""
+"""A job as lines of text, with optional colours."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LOOKS = {
     State.LOST: ("37;41", "x"),
     State.LEFT: ("37;100", "."),
 }
-"""By state ANSI's colours, and what stands behind a rank's number for those who see none (of a
-straggler "!").
+"""The ANSI colours of each state, and the mark after a rank's number for output without colours.
+A straggler's mark is "!".
 """
 _URGENT = (State.LOST, State.SILENT, State.ABSENT, State.WAITING)
 _NOTES = 5
@@ -30,7 +30,7 @@ _MOST_ROWS = 16
 
 
 def lines(view: JobView, now: float, width: int = 100, height: int = 40, *, paint: bool) -> str:
-    """Return the job in at most ``height`` lines of ``width`` columns; ``paint``: in colours."""
+    """Return the job in at most ``height`` lines of ``width`` columns, in colours if ``paint``."""
     title = view.name or "job"
     facts = [
         f"{view.committed} steps" if view.committed >= 0 else "",
@@ -50,7 +50,7 @@ def lines(view: JobView, now: float, width: int = 100, height: int = 40, *, pain
 
 
 def _mesh(view: JobView, now: float, width: int, paint: bool) -> list[str]:
-    """Return the ranks where they stand: the last dim to the right, the one before it down."""
+    """Return the ranks on the mesh: the last dim to the right, the one before it downwards."""
     digits = max((len(str(rank)) for rank in view.ranks), default=1)
     blocks: dict[tuple[Coordinate, ...], dict[tuple[int, int], RankView]] = {}
     heading, sizes = "", (0, 0)
@@ -96,7 +96,7 @@ def _dims(view: JobView) -> list[str]:
 
 
 def _ranks(view: JobView, now: float, most: int) -> list[str]:
-    """Return a line a rank, of those first that need to be looked at."""
+    """Return one line per rank, ranks with problems first if not all fit."""
     slow = view.slow
 
     def urgency(one: RankView) -> tuple[bool, bool, int]:
@@ -146,7 +146,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def stack_lines(stacks: dict[str, Any]) -> Sequence[str]:
-    """Return the lines of what ``JobWatch.stacks`` has returned."""
+    """Return the lines that show a result of ``JobWatch.stacks``."""
     found = [f"rank {stacks['rank']} on {stacks['host']}, process {stacks['pid']}:", ""]
     found += ["main thread, in the program:", *stacks["main"]]
     for name, stack in stacks["threads"].items():

@@ -1,7 +1,7 @@
-"""``JobView``: the known state of a running job, behind the terminal, the page and the metrics.
+"""``JobView``: the known state of a running job, for the terminal, the page and the metrics.
 
-It takes the job's events and its ranks' samples, each with the time at which it was read (seconds
-since 1970).
+Its input is the job's events and its ranks' samples, each with the time at which it was read
+(seconds since 1970).
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from meshlib._monitor.shares import DimShare, Smooth, Straggler, dim_shares, str
 from meshlib._plain_text import first_of
 
 SILENT_SECONDS = 4.0
-"""A rank with an older last sample is silent; others send one a second."""
+"""The age of the last sample from which a rank is silent; ranks post one each second."""
 STUCK_SECONDS = 3.0
-"""A rank that has been in one call for longer waits."""
+"""The time in one call from which a rank is waiting."""
 _HISTORY = 600
 _NOTES = 200
 
 
 class State(enum.StrEnum):
-    """The states of a rank.
+    """The state of a rank.
 
-    It is outside of calls, in a call, or in one for ``STUCK_SECONDS``. It waits for a place in the
-    job, has not arrived, or is silent. It is lost, or has left in good order.
+    A computing rank is outside of calls; a waiting one has been in one call for ``STUCK_SECONDS``.
+    A spare rank waits for a place in the job, and an absent one has not joined. A silent rank posts
+    no samples. A rank that left did so in good order.
     """
 
     COMPUTING = "computing"
@@ -52,7 +53,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that happened at ``time``: ``kind`` is a word such as ``lost``."""
+    """A remark about the job at ``time``; ``kind`` is a word such as ``lost``."""
 
     time: float
     kind: str
@@ -63,9 +64,9 @@ class Note:
 class Moment:
     """The job at ``time``, for its history.
 
-    ``ranks`` counts the present ranks. A step takes ``step`` seconds (0: unknown). Ranks wait for
-    the share ``waiting`` of it, from 0 to 1, on average. ``bandwidth`` is that of all ranks' calls,
-    in bytes a second.
+    ``ranks`` counts the present ranks. ``step`` is the median time of a step in seconds, 0 if
+    unknown. ``waiting`` is the ranks' mean share of time spent waiting, from 0 to 1.
+    ``bandwidth`` is that of all ranks' calls, in bytes per second.
     """
 
     time: float
@@ -83,19 +84,19 @@ class RankView:
         self.sample: Sample | None = None
         self.sampled_at: float = 0.0
         self.taken: int = 0
-        """The number of samples."""
+        """The number of samples so far."""
         self.smooth: Smooth = Smooth()
         self.ended: State | None = None
-        """``LOST`` or ``LEFT``, once it is gone."""
+        """``LOST`` or ``LEFT``, once the rank is gone."""
         self.how: str = ""
-        """The manner of its loss: completes "rank 1 …"."""
+        """The end of the rank, a phrase that completes "rank 1 …"."""
         self.vague: bool = False
-        """True if another event may give the reason."""
+        """True if a later event may have the reason of the loss."""
         self.lost_at: float = 0.0
         self.spare: bool = False
 
     def take(self, sample: Sample, at: float) -> None:
-        """Note its next sample."""
+        """Add the rank's last sample, unless it is known."""
         if self.sample is not None and (sample.number, sample.pid) == (
             self.sample.number,
             self.sample.pid,
@@ -106,7 +107,7 @@ class RankView:
         self.smooth.take(sample)
 
     def state(self, now: float) -> State:
-        """Return the state of the rank."""
+        """Return the state of the rank at the time ``now``."""
         sample = self.sample
         if self.ended is not None:
             return self.ended
@@ -123,26 +124,26 @@ class RankView:
 
     @property
     def step(self) -> float:
-        """The duration of a step, in seconds; 0: unknown."""
+        """The duration of a step in seconds, 0 if unknown."""
         sample = self.sample
         return sample.step.seconds if sample is not None and sample.step is not None else 0.0
 
 
 class JobView:
-    """The known state of the job ``name``. One thread at a time."""
+    """The known state of the job ``name``. Only one thread may use it at a time."""
 
     def __init__(self, name: str = "", size: int = 0) -> None:
         self.name: str = name
         self.size: int = size
-        """The number of ranks that began the job, if known."""
+        """The number of ranks at the job's start, 0 if unknown."""
         self.epoch: int = 0
         self.committed: int = -1
-        """The number of steps that the ranks' loops have ended, -1 if they do not say."""
+        """The number of steps that the ranks' loops have committed, -1 if they do not report it."""
         self.ranks: dict[int, RankView] = {}
         self.notes: deque[Note] = deque(maxlen=_NOTES)
         self.history: deque[Moment] = deque(maxlen=_HISTORY)
         self.dims: Sequence[DimShare] = ()
-        """The waiting and the traffic of the ranks, by mesh dim or other group."""
+        """The ranks' waiting and traffic, by mesh dim or other group."""
         self.stragglers: Sequence[Straggler] = ()
         """The ranks that the others wait for, the slowest first."""
         self.over: str | None = None
@@ -151,7 +152,7 @@ class JobView:
         self._expect(size)
 
     def begin(self, why: str, at: float) -> None:
-        """Note that the ranks begin anew: after a restart, or with another process group."""
+        """Forget the ranks, which begin again: after a restart, or with another process group."""
         if self.ranks and any(view.sample for view in self.ranks.values()):
             self._note(at, "begin", why)
         self.ranks = {}
@@ -160,13 +161,13 @@ class JobView:
         self._expect(self.size)
 
     def end(self, how: str, at: float) -> None:
-        """Note that the job is over, or cannot be seen any more."""
+        """Record that the job is over, or can no longer be watched."""
         if self.over is None:
             self.over = how
             self._note(at, "end", how)
 
     def on_event(self, event: JobEvent, at: float) -> None:
-        """Note an event of the job's log."""
+        """Apply an event of the job's log."""
         match event:
             case RankLost(rank, how, vague):
                 self._lose(rank, how, vague, at)
@@ -185,20 +186,20 @@ class JobView:
                 pass
 
     def take(self, sample: Sample, at: float) -> None:
-        """Note the sample of a rank."""
+        """Apply the sample of a rank."""
         view = self._rank(sample.rank)
         first = view.sample is None
         view.take(sample, at)
         if first:
             self._expect(sample.size if sample.place >= 0 else 0)
             if len([v for v in self.ranks.values() if v.sample]) > self.size:
-                self._note(at, "join", f"rank {sample.rank} has come, on {sample.host}")
+                self._note(at, "join", f"rank {sample.rank} has joined, on {sample.host}")
         self.epoch = max(self.epoch, sample.epoch)
         if sample.step is not None:
             self.committed = max(self.committed, sample.step.committed)
 
     def tick(self, now: float) -> None:
-        """Compare the ranks, once all samples have been taken."""
+        """Compare the ranks, after ``take`` has been called for all samples."""
         there = self.there(now)
         silent = [v.smooth for v in self.ranks.values() if v.state(now) == State.SILENT]
         self.dims = dim_shares([(v.rank, v.smooth) for v in there], silent)
@@ -226,7 +227,7 @@ class JobView:
         return frozenset(one.rank for one in self.stragglers)
 
     def ordered(self) -> list[RankView]:
-        """Return all ranks that are known of, by rank."""
+        """Return all known ranks, by rank."""
         return [self.ranks[rank] for rank in sorted(self.ranks)]
 
     # ------------------------------------------------------------------ events

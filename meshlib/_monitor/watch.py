@@ -1,7 +1,7 @@
 """``JobWatch``: keeps a ``JobView`` up to date from the store of a running job.
 
-It asks the ranks for samples by a line in the job's log, reads what they post, and follows the log
-itself. Its will takes the wish back, so ranks post nothing for a monitor that is gone.
+A line in the job's log requests samples from the ranks. The watch reads the samples, and follows
+the log. Its will cancels the request, so ranks stop posting when the monitor disappears.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transport._store.base import Store
 from transport._store.prefix_store import PrefixStore
 
 SECONDS = 1.0
-"""From one sample of a rank to the next."""
+"""The seconds between two samples of a rank."""
 STACK_SECONDS = 5.0
 _END_SECONDS = 5.0
 _STORE_SECONDS = 5.0
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 class JobWatch:
-    """Watches the newest job whose ranks meet at ``store``, and tells ``view``, until ``close``.
+    """A watch on the newest job at ``store``, which updates ``view`` every ``every`` seconds.
 
-    ``store`` is closed with this. ``every`` is in seconds.
+    ``close`` ends the watch and also closes ``store``.
     """
 
     def __init__(self, store: Store, view: JobView, every: float = SECONDS) -> None:
@@ -50,11 +50,11 @@ class JobWatch:
         self._thread = threading.Thread(target=self._run, name="meshlib-monitor", daemon=True)
 
     def start(self) -> None:
-        """Look again and again, in a thread."""
+        """Start a thread that calls ``look`` repeatedly."""
         self._thread.start()
 
     def close(self) -> None:
-        """End; the ranks post nothing any more."""
+        """End the watch; the ranks stop posting samples."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(_END_SECONDS)
@@ -62,12 +62,12 @@ class JobWatch:
         self._whole.close()
 
     def read(self, use: Callable[[JobView], T]) -> T:
-        """Return ``use(view)``, while nobody changes it."""
+        """Return ``use(view)``, computed while the view does not change."""
         with self._lock:
             return use(self._view)
 
     def look(self) -> None:
-        """Read the new entries. Raises DistStoreError if the store cannot be reached."""
+        """Read new events and samples; raise DistStoreError if the store cannot be reached."""
         now = time.time()
         names = [name for name in self._logs.read(0.0) if name]
         if names and (self._log is None or names[-1] != self._log.name):
@@ -84,11 +84,11 @@ class JobWatch:
             self._view.tick(now)
 
     def stacks(self, rank: int, timeout: float = STACK_SECONDS) -> dict[str, Any]:
-        """Return the stacks of ``rank``: ``main``, the user's part of its main thread's, and all
-        ``threads`` by name, each as lines.
+        """Return the stacks of ``rank``, each as a list of lines.
 
-        Raises ValueError for a rank that is not known or gone, StoreTimeoutError when it does not
-        answer in ``timeout`` seconds, DistStoreError when the store cannot be reached.
+        ``main`` is the user's part of the main thread's stack, ``threads`` has all stacks by thread
+        name. Raises ValueError for a rank that is unknown or gone, StoreTimeoutError when it does
+        not answer in ``timeout`` seconds, DistStoreError when the store cannot be reached.
         """
         log = self._log
         with self._lock:
@@ -110,7 +110,7 @@ class JobWatch:
                         self._view.end(f"the job's store is gone: {error}", time.time())
                 return
             except Exception:
-                # A picture less is no reason to see nothing any more.
+                # One failed update must not end the monitor.
                 _LOGGER.exception("the monitor could not read the job")
             self._closing.wait(self._every)
 
@@ -118,7 +118,7 @@ class JobWatch:
         self._leave()
         log = _WatchedLog(self._whole.clone(), name, self._every)
         with self._lock:
-            self._view.begin("the ranks have begun anew", now)
+            self._view.begin("the ranks have restarted", now)
         self._log = log
 
     def _leave(self) -> None:
@@ -128,7 +128,7 @@ class JobWatch:
 
 
 class _WatchedLog:
-    """The log ``name`` at ``store``, which is this object's, and the samples beside it."""
+    """The log ``name`` and the samples of one World; owns the client ``store``."""
 
     def __init__(self, store: Store, name: str, every: float) -> None:
         self.name = name
@@ -147,16 +147,16 @@ class _WatchedLog:
             raise
 
     def read(self) -> tuple[list[Any], list[Sample]]:
-        """Return the events that are new, and each rank's last sample."""
+        """Return the new events, and each rank's last sample."""
         self._ranks.update(dict.fromkeys(map(int, self._sampled.read(0.0))))
         keys = [sample_key(rank) for rank in self._ranks]
         values = self._store.multi_get(keys) if keys else []
         return self._events.read(0.0), [Sample.unpack(value) for value in values]
 
     def stacks(self, rank: int, timeout: float) -> dict[str, Any]:
-        """See ``JobWatch``."""
+        """See ``JobWatch.stacks``."""
         ticket = secrets.token_hex(8)
-        store = self._client.clone()  # a wait of its own holds up nobody
+        store = self._client.clone()  # so that the wait does not block the watch
         try:
             publish(store, StackRequest(rank, ticket))
             key = answer_key(ticket, rank)
@@ -165,7 +165,7 @@ class _WatchedLog:
             except StoreTimeoutError:
                 raise StoreTimeoutError(
                     f"rank {rank} has not answered in {timeout:g} s: its process is stopped, or"
-                    " in a function that never lets Python's other threads run"
+                    " in a function that does not release Python's interpreter lock"
                 ) from None
             store.delete_key(key)
             return stacks
@@ -173,7 +173,7 @@ class _WatchedLog:
             store.close()
 
     def close(self) -> None:
-        """Ask for nothing any more."""
+        """Cancel the request for samples, and close the client."""
         with suppress(DistError):
             publish(self._store, Watched(self._me, 0.0))
         self._client.close()

@@ -14,18 +14,18 @@ from meshlib._recording.call_report import CallReport
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _VERBS = {
-    State.ABSENT: ("has not come", "have not come"),
-    State.SILENT: ("says nothing", "say nothing"),
+    State.ABSENT: ("has not joined", "have not joined"),
+    State.SILENT: ("is silent", "are silent"),
     State.LOST: ("was lost", "were lost"),
 }
-"""The verbs for one rank and for several in a state, in the order of the sentence."""
+"""The verbs for one rank and for several ranks in a state, in the order of the headline."""
 
 
 named: partial[str] = partial(plain_text.named, most=8)
 
 
 def headline(view: JobView, now: float) -> str:
-    """Return, in a sentence or two, the state of the job and the ranks that cause it."""
+    """Return a sentence with the state of the job and the ranks that cause it."""
     if view.over is not None:
         return f"Over: {view.over}."
     by_state: dict[str, list[int]] = {}
@@ -47,8 +47,8 @@ def headline(view: JobView, now: float) -> str:
         )
     there = len(view.there(now))
     spares = by_state.get(State.SPARE, [])
-    ready = f", {len(spares)} ready to come" if spares else ""
-    running = f"{there} {'rank is' if there == 1 else 'ranks are'} there{ready}"
+    ready = f", {len(spares)} ready to join" if spares else ""
+    running = f"{there} {'rank is' if there == 1 else 'ranks are'} present{ready}"
     text = "; ".join([running, *parts])
     return text[0].upper() + text[1:] + "."
 
@@ -58,7 +58,7 @@ def _do(ranks: Sequence[int], one: str, several: str) -> str:
 
 
 def _awaited(view: JobView, waiting: Sequence[int]) -> list[int]:
-    """Return the ranks that ``waiting`` ranks wait for, and that do not wait themselves."""
+    """Return the ranks that ``waiting`` ranks wait for and that are not waiting themselves."""
     found: set[int] = set()
     for rank in waiting:
         sample = view.ranks[rank].sample
@@ -69,12 +69,12 @@ def _awaited(view: JobView, waiting: Sequence[int]) -> list[int]:
 
 
 def percent(share: float) -> str:
-    """Return ``45 %``."""
+    """Return ``share`` (0 to 1) as text such as ``45 %``."""
     return f"{100 * share:.0f} %"
 
 
 def duration(seconds: float) -> str:
-    """Return ``1.5 ms``, or a dash for no time at all."""
+    """Return ``seconds`` as text such as ``1.5 ms``, or a dash for 0."""
     if seconds <= 0:
         return "–"
     if seconds >= 60:
@@ -86,7 +86,7 @@ def duration(seconds: float) -> str:
 
 
 def rate(nbytes: float) -> str:
-    """Return ``1.2 MB/s``, a thousand bytes being a kB."""
+    """Return ``nbytes`` per second as text such as ``1.2 MB/s``, with 1 kB as 1000 bytes."""
     for prefix in _PREFIXES:
         if nbytes < 999.5 or prefix == _PREFIXES[-1]:
             return f"{nbytes:.3g} {prefix}B/s"
@@ -95,7 +95,7 @@ def rate(nbytes: float) -> str:
 
 
 def as_values(view: JobView, now: float) -> dict[str, Any]:
-    """Return the data of the page, as values of JSON."""
+    """Return the page's data, as JSON values."""
     slow = view.slow
     return {
         "name": view.name,

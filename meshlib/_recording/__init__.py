@@ -1,1 +1,1 @@
-"""A rank's records of its calls: the flight record, stacks, the log."""
+"""A rank's records of its calls: the flight record, stacks, and the log."""

@@ -1,6 +1,6 @@
-"""``CallReport``: a call as other ranks, monitors and flight records are told of it.
+"""``CallReport``: the description of a call for other ranks, monitors and flight records.
 
-Nothing here needs NumPy: launchers and monitors read reports.
+Launchers and monitors read reports, so this module must not import NumPy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from transport._calls.header import CallHeader, Kind, kind_name
 class CallReport:
     """One call of one rank.
 
-    The ``group`` is given by its id, the ``peer`` by its group rank (or ``COLLECTIVE``,
-    ``ANY_SOURCE``), the user's line as ``site``: ``file:line in function``. A ``label`` is the name
-    from ``record_comm``, or the function of a remote call.
+    ``group`` is an id, ``peer`` a group rank, ``COLLECTIVE`` or ``ANY_SOURCE``, and ``site`` the
+    user's line, ``file:line in function``. ``label`` is the name from ``record_comm``, or the
+    function of a remote call.
 
-    A thread stands still for a ``blocking`` call. The call is ``waiting_for`` a global rank, None
-    if unknown. The times ``issued``, ``started`` and ``ended`` are seconds since 1970 on the rank's
-    host, 0 before that has happened. A failed call has the message ``error``.
+    A ``blocking`` call blocks its thread. ``waiting_for`` is the global rank that the call waits
+    for, None if unknown. The times ``issued``, ``started`` and ``ended`` are seconds since 1970 on
+    the rank's host, or 0. A failed call has the message ``error``.
     """
 
     group: str
@@ -46,12 +46,12 @@ class CallReport:
 
     @property
     def collective(self) -> bool:
-        """True if it is a collective (else point to point, or remote)."""
+        """True for a collective, False for a point-to-point or remote call."""
         return self.peer == COLLECTIVE
 
     @property
     def remote(self) -> bool:
-        """True if it is a remote call, made or served."""
+        """True for a remote call, made or served."""
         return self.header.kind in (Kind.CALL, Kind.SERVE)
 
     @property

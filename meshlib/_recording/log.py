@@ -1,8 +1,8 @@
 """Debug levels, and logging with the rank in each record.
 
-All that this package says goes through the logger ``meshlib`` of the standard library, with the
-rank as the record's attribute ``rank``. A debug level is that logger's level: ``OFF`` lets
-warnings pass, ``INFO`` tells of groups as they are made and closed, ``DETAIL`` of every call.
+This package logs to the standard library's logger ``meshlib``, with the rank as the record's
+attribute ``rank``. A debug level sets the logger's level: ``OFF`` logs only warnings, ``INFO`` also
+the creation and closing of groups, ``DETAIL`` also every call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FORMAT = "%(asctime)s [rank %(rank)s] %(levelname)s: %(message)s"
 
 
 class DebugLevel(enum.IntEnum):
-    """The amount of logging: warnings (OFF), groups as well (INFO), each call as well (DETAIL)."""
+    """The amount of logging: warnings (OFF), also groups (INFO), also each call (DETAIL)."""
 
     OFF = 0
     INFO = 1
@@ -41,7 +41,7 @@ _LOGGING_LEVELS = {
 
 
 class RankLog(logging.LoggerAdapter[logging.Logger]):
-    """The logger as one rank uses it: each record knows the rank."""
+    """The logger of one rank, which adds the rank to each record."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(LOGGER, {"rank": rank})
@@ -55,13 +55,13 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
 
     @property
     def detailed(self) -> bool:
-        """True if every call is to be logged."""
+        """True if every call is logged."""
         return LOGGER.isEnabledFor(logging.DEBUG)
 
     def around(
         self, run: Callable[[Communicator, Call], Any], record: Record, group: object
     ) -> Callable[[Communicator, Call], Any]:
-        """Return ``run`` that tells when it is done; tell of the call ``record`` now."""
+        """Log the call ``record``; return a ``run`` that logs its end."""
         self.debug("%s on %s, %s", record.header, group, record.site)
 
         def logged(communicator: Communicator, call: Call) -> Any:
@@ -74,9 +74,9 @@ class RankLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def set_debug_level(level: DebugLevel) -> None:
-    """Set how much is logged, from now on, by all ranks in this process, to ``level``.
+    """Set the debug level of all ranks in this process to ``level``.
 
-    Where the program has not set up logging, what is logged goes to stderr. Raises TypeError for
+    If the program has not configured logging, records are written to stderr. Raises TypeError for
     anything but a ``DebugLevel``.
     """
     if not isinstance(level, DebugLevel):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -89,17 +89,17 @@ def set_debug_level(level: DebugLevel) -> None:
 
 
 def get_debug_level() -> DebugLevel:
-    """Return the ``DebugLevel`` that is in force: how much is logged by all ranks here."""
+    """Return the current ``DebugLevel`` of all ranks in this process."""
     if LOGGER.isEnabledFor(logging.DEBUG):
         return DebugLevel.DETAIL
     return DebugLevel.INFO if LOGGER.isEnabledFor(logging.INFO) else DebugLevel.OFF
 
 
 def set_debug_level_from_env() -> None:
-    """Set the debug level that the environment variable ``MESHLIB_DEBUG`` names, or ``OFF``.
+    """Set the debug level from the environment variable ``MESHLIB_DEBUG``; ``OFF`` if unset.
 
-    ``init_process_group`` does so where the variable is set. Raises ValueError when it is set to
-    anything but ``OFF``, ``INFO`` or ``DETAIL`` (case does not matter).
+    ``init_process_group`` calls it if the variable is set. Raises ValueError for values other than
+    ``OFF``, ``INFO`` and ``DETAIL`` (case does not matter).
     """
     text = os.environ.get(environment.DEBUG, DebugLevel.OFF.name)
     if text.upper() not in DebugLevel.__members__:

@@ -1,7 +1,6 @@
 """The flight recorder: a ring of a rank's last calls, always on.
 
-Opening a record costs about a microsecond, or a tenth of one in the compiled core: it keeps numbers
-and references, and leaves formatting to the moment somebody asks.
+A record stores only numbers and references, because it is made for every call. Readers format it.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ CAPACITY = 1000
 _MOST_FILES = 4096
 _MARKS = 64
 COLLECTIVE = -1
-"""The ``peer`` of a collective's record; others are group ranks or ``ANY_SOURCE``."""
+"""The ``peer`` of a collective's record; other peers are group ranks or ``ANY_SOURCE``."""
 ANY_SOURCE = -2
 OWN_PACKAGES = ("meshlib", "transport", "parallel")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 OWN_FOLDERS = tuple(os.path.join(_ROOT, package, "") for package in OWN_PACKAGES)
-"""This project's folders: their frames are skipped when looking for the user's line."""
-# So are those between a jitted function's caller and a call inside of it, and between a caller of
-# torch.distributed and its backend.
+"""This project's folders, whose frames are skipped in the search for the user's line."""
+# The search also skips frames of JAX around a call in a jitted function, and frames of
+# torch.distributed around its backend.
 _BETWEEN = tuple(os.path.join("site-packages", library, "") for library in ("jax", "torch"))
 
 _getframe = sys._getframe  # pyright: ignore[reportPrivateUsage]
@@ -45,28 +44,28 @@ _monotonic = time.monotonic
 
 
 def is_between(filename: str) -> bool:
-    """True for a file of a library that makes calls on the user's behalf."""
+    """Return whether ``filename`` belongs to a library that makes calls on the user's behalf."""
     return any(folder in filename for folder in _BETWEEN)
 
 
 class _OwnFiles(dict[str, bool]):
-    """True if frames of the file of this name are skipped. Cached."""
+    """A cache by file name: True if frames of the file are skipped."""
 
     def __missing__(self, filename: str) -> bool:
-        if len(self) >= _MOST_FILES:  # a notebook's every cell is one
+        if len(self) >= _MOST_FILES:  # each cell of a notebook is a file
             self.clear()
         self[filename] = own = filename.startswith(OWN_FOLDERS) or is_between(filename)
         return own
 
 
 class Record(Call):
-    """A call as the recorder keeps it: where it was made, and how far it got (monotonic seconds).
+    """The recorder's entry for a call: its line in the program, and its times (monotonic seconds).
 
-    ``started`` is the moment of its turn; ``label`` the name that ``record_comm`` gave; ``thread``
-    the number of the thread that issued it.
+    ``started`` is the moment at which the call left its queue, ``label`` the name from
+    ``record_comm``, ``thread`` the id of the thread that issued the call.
     """
 
-    # Small, because the memory of the oldest record has left the caches when the newest gets it.
+    # Small, because the memory of the oldest record, which is reused, is no longer in the caches.
     __slots__ = ()
 
     def __init__(
@@ -82,7 +81,7 @@ class Record(Call):
         code: CodeType,
         instruction: int,
     ) -> None:
-        # The compiled core makes records without this, and has the same in them.
+        # The compiled core makes records without this constructor, with the same attributes.
         self.packed = packed
         self.sync = sync
         self.group = group
@@ -103,15 +102,15 @@ class Record(Call):
 
     @property
     def deadline(self) -> Deadline:
-        """See ``Call.deadline``. Made when asked for: most small calls never wait."""
+        """See ``Call.deadline``. Made on demand, because most small calls never wait."""
         return Deadline((self.started or self.issued) + self.seconds, self.seconds)
 
     def start(self) -> None:
-        """Note that the turn has come of a call that had to wait for it."""
+        """Record that a queued call has started."""
         self.started = _monotonic()
 
     def end(self, error: str | None) -> None:
-        """Note that the call is over, with ``error`` or well."""
+        """Record that the call has ended, with the message ``error`` if it failed."""
         self.error = error
         self.ended = _monotonic()
 
@@ -136,13 +135,12 @@ class Record(Call):
 
     @property
     def title(self) -> str:
-        """The call's name in profilers: from ``record_comm``, or ``meshlib.all_reduce``."""
+        """The call's name in profilers: the label, else such as ``meshlib.all_reduce``."""
         return self.label or f"meshlib.{self.kind}"
 
 
 def capacity_from_environment() -> int:
-    """Return how many calls a recorder is to keep. Raises ValueError for a value that is not a
-    number."""
+    """Return the number of calls that a recorder stores; raise ValueError for a wrong variable."""
     text = os.environ.get(environment.TRACE_CALLS, str(CAPACITY))
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{environment.TRACE_CALLS} is {text!r}; expected a number of calls >= 1")
@@ -150,14 +148,14 @@ def capacity_from_environment() -> int:
 
 
 Annotate = Callable[[str], AbstractContextManager[object]]
-"""Makes a range, named for a call, in some profiler's timeline."""
+"""A function that opens a range with a call's name in a profiler's timeline."""
 
 
 class _CallRing:
-    """The last ``capacity`` calls, in records of ``type_``. The compiled core has the same.
+    """The last ``capacity`` calls, in records of ``type_``. The compiled core has an equal class.
 
-    ``own_files`` says whose frames are skipped; ``labels`` has the name that a thread gives to its
-    calls, by the thread's number; each of ``followers`` gets every record.
+    ``own_files`` selects the frames to skip; ``labels`` has the threads' current labels by thread
+    id; each list in ``followers`` gets every new record.
     """
 
     def __init__(self, capacity: int, type_: type[Record], own_files: _OwnFiles) -> None:
@@ -171,19 +169,19 @@ class _CallRing:
     def open(
         self, group: str, packed: bytes, nbytes: int, peer: int, sync: bool, seconds: float, /
     ) -> Record:
-        """Record that a call was issued, by the nearest caller outside of this project.
+        """Record the issue of a call by the nearest caller outside of this project.
 
-        ``packed`` is its header, ``seconds`` what it may take from its turn on. ``sync``: the
-        issuing thread waits for its end.
+        ``packed`` is the call's header, ``seconds`` its timeout from its start on. With ``sync``,
+        the issuing thread waits for its end.
         """
-        # Below the third are this method, the call queue's and the collective's.
+        # Skip this method, the call queue's and the collective's.
         frame, own = _getframe(3), self._own_files
         code = frame.f_code
         while own[code.co_filename] and (caller := frame.f_back) is not None:
             frame, code = caller, caller.f_code
         thread = get_ident()
         label = self.labels.get(thread) if self.labels else None
-        # The line is looked up when somebody asks for it.
+        # ``Record.site`` finds the line on demand.
         instruction = frame.f_lasti
         record = self._type(
             packed, sync, group, nbytes, peer, seconds, label, thread, code, instruction
@@ -200,15 +198,15 @@ class _CallRing:
 
 
 class StepMarks:
-    """When a loop that knows its steps has ended them (monotonic seconds)."""
+    """The times at which a loop that reports its steps has ended them (monotonic seconds)."""
 
     def __init__(self) -> None:
         self.count: int = 0
-        """The number of steps that were ended."""
+        """The number of ended steps."""
         self.moments: deque[float] = deque(maxlen=_MARKS)
 
     def mark(self, now: float, count: int) -> None:
-        """Note that a step has ended, the ``count``-th."""
+        """Record the end of the ``count``-th step at the time ``now``."""
         self.count = count
         self.moments.append(now)
 
@@ -219,18 +217,18 @@ Ring: type[_CallRing] = _CallRing if native is None else native.Ring
 class FlightRecorder(Ring):
     """The last ``capacity`` calls of one rank, over all its groups, as records of ``type_``.
 
-    ``annotate`` is None, or set while somebody profiles: calls then run inside such ranges.
+    ``annotate`` is set while a profiler runs; calls then run inside its ranges.
     """
 
     def __init__(self, capacity: int = CAPACITY, type_: type[Record] = Record) -> None:
         super().__init__(capacity, type_, _OwnFiles())
         self._capacity = capacity
         self.steps: StepMarks = StepMarks()
-        """When steps have ended, where the program's loop says so."""
+        """The ends of steps, if the program's loop reports them."""
         self.sources: list[Callable[[], list[Record]]] = []
-        """The records of calls that are made without the interpreter, and opened nowhere else."""
+        """Functions that return the records of calls made without the interpreter."""
         self.past: deque[Record] = deque(maxlen=capacity)
-        """Those of sources that are no more."""
+        """The records of removed sources."""
 
     @contextmanager
     def named(self, label: str) -> Generator[None]:
@@ -247,7 +245,7 @@ class FlightRecorder(Ring):
                 labels[thread] = before
 
     def records(self, group: str | None = None) -> list[Record]:
-        """Return the records, oldest first; of one group or of all."""
+        """Return the records of ``group``, or of all groups, oldest first."""
         records = list(self.copy())
         if self.sources or self.past:
             records += [record for source in list(self.sources) for record in source()]
@@ -255,11 +253,11 @@ class FlightRecorder(Ring):
         return [r for r in records if group is None or r.group == group]
 
     def follow(self) -> list[Record]:
-        """Return a list that gets every record from now on, until ``unfollow``."""
+        """Return a list that gets every new record until ``unfollow``."""
         records: list[Record] = []
         self.followers: tuple[list[Record], ...] = (*self.followers, records)
         return records
 
     def unfollow(self, records: list[Record]) -> None:
-        """End what ``follow`` began."""
+        """Stop adding to ``records``, a list from ``follow``."""
         self.followers = tuple(f for f in self.followers if f is not records)

@@ -1,4 +1,4 @@
-"""The Python stack of another thread, as a report shows it."""
+"""The Python stacks of threads, formatted for reports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from meshlib._recording.recorder import OWN_FOLDERS, is_between
 
 _LIBRARY = (os.path.dirname(os.__file__), "<frozen")
 _CALLS = OWN_FOLDERS[:2]  # meshlib and transport; parallel computes as well
-# Ranks that are threads share the process's garbage collector.
+# Guards the garbage collector, which ranks that are threads share.
 _uncollected = threading.Lock()
 
 
 def user_stack(thread_id: int | None) -> list[str]:
     """Return the Python stack of a thread, outermost frame first, as lines to print.
 
-    Inside a call of this project only the user's part is shown, and without the launcher's frames.
+    Leaves out the launcher's frames and, inside a call of this project, the project's frames.
     """
     frames = frames_of(thread_id) if thread_id else []
     owners = [_owner(frame) for frame, _ in frames]
@@ -32,9 +32,9 @@ def user_stack(thread_id: int | None) -> list[str]:
 
 
 def all_stacks() -> dict[str, list[str]]:
-    """Return the whole Python stack of each of this process's threads, by its name.
+    """Return the full Python stack of each of this process's threads, by thread name.
 
-    Outermost frame first, as lines to print.
+    A stack is a list of lines to print, outermost frame first.
     """
     found: dict[str, list[str]] = {}
     for thread in threading.enumerate():
@@ -49,7 +49,7 @@ def _lines(frames: list[tuple[FrameType, int]]) -> list[str]:
 
 
 def is_in_call(thread_id: int) -> bool:
-    """True if a thread is inside a call of meshlib, or waits for the end of one."""
+    """Return whether a thread is inside a call of meshlib, or waits for the end of one."""
     for frame, _ in reversed(frames_of(thread_id)):
         name = frame.f_code.co_filename
         if name.startswith(_CALLS):
@@ -60,11 +60,11 @@ def is_in_call(thread_id: int) -> bool:
 
 
 def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:
-    """Return the frames of a thread, which runs on meanwhile, and their lines, outermost first."""
+    """Return the frames of a running thread and their lines, outermost first."""
     with _uncollected:
         # CPython 3.11 makes a frame's object on demand, which may start a collection. A finalizer
-        # may then let the thread run and leave that very frame: the new object would lie over
-        # memory that is used for something else.
+        # may then let the thread run and leave that frame, whose memory the new object would still
+        # refer to.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -76,7 +76,7 @@ def frames_of(thread_id: int) -> list[tuple[FrameType, int]]:
 
 
 def _owner(frame: FrameType) -> str:
-    """Return whose code a frame runs: ``own``, ``between``, ``stdlib`` or ``user``."""
+    """Return the owner of a frame's code: ``own``, ``between``, ``stdlib`` or ``user``."""
     name = frame.f_code.co_filename
     if name.startswith(OWN_FOLDERS):
         return "own"

@@ -1,19 +1,19 @@
-"""Flight records after the fact: dumps of all ranks, merged, explained and drawn."""
+"""Analysis of flight records: dumps of all ranks, merged, explained and drawn."""
 
 from typing import Protocol
 
 RECORDS = "rank*.json"
-"""The file names of the ranks' records. Defined here for the launcher, which lacks NumPy."""
+"""The file names of the ranks' records. Defined here so that the launcher need not import NumPy."""
 
 HOW_TO_KEEP = (
-    "meshrun --log-dir DIR keeps what each rank was doing when a job fails, and meshlib trace DIR"
-    " explains it"
+    "meshrun --log-dir DIR saves each rank's last calls when a job fails, and meshlib trace DIR"
+    " explains them"
 )
 """The advice given when files are missing."""
 
 
 class GroupInfo(Protocol):
-    """The part of a ProcessGroup that a dump names."""
+    """The properties of a ProcessGroup that a dump needs."""
 
     id: str
     ranks: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""Chains of remote calls over workers, from the ranks' dumps: each waits for the next.
+"""Chains of remote calls over workers, from the ranks' dumps: each call waits for the next.
 
-A call has a record at its caller and one at its callee, under the caller's rank and number. If one
-of the two was killed and left no record, the other's is enough. A record names the call whose
-function made it, so that chains go on past workers without records.
+A call has a record at its caller and one at its callee, with the caller's rank and number. If one
+of the two was killed and left no record, the other record suffices. A record names the call whose
+function made it, so that chains continue past workers without records.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from meshlib._trace.dump import RankDump, first_line
 from transport._calls.header import Kind
 
 Key = tuple[str, int, int]
-"""A call: the group of workers, the caller's rank, and its number for the call."""
+"""The key of a call: the group of workers, the caller's rank, and its number for the call."""
 MOST_LINES = 40
 
 
 @dataclass
 class RemoteCall:
-    """One call: the ranks and the records of its ``caller`` and ``callee``, and its parent."""
+    """One call: its ``caller`` and ``callee`` with their records, and the key of its parent."""
 
     caller: int
     callee: int
@@ -29,16 +29,16 @@ class RemoteCall:
     made: CallReport | None = None
     served: CallReport | None = None
     calls: list[RemoteCall] = field(default_factory=list["RemoteCall"])
-    """The calls that its function made."""
+    """The calls that the call's function made."""
 
     @property
     def function(self) -> str:
-        """The function's name: a method's where the callee knows it."""
+        """The function's name; that of a method only if the callee has a record."""
         names = [view.kind for view in (self.served, self.made) if view is not None]
         return next((one for one in names if not one.startswith(("?", "meshlib."))), "a function")
 
     def is_open(self, recorded: Container[int]) -> bool:
-        """True if it had not ended for one of the two, or failed while the other left no record.
+        """Return whether the call had not ended on one side, or failed without the other's record.
 
         ``recorded`` are the ranks that left records.
         """
@@ -51,7 +51,7 @@ class RemoteCall:
 
     @property
     def since(self) -> float:
-        """When it was made, as far as is known."""
+        """The earliest known time of the call, 0 if unknown."""
         times = [view.issued for view in (self.made, self.served) if view is not None]
         return min(times, default=0.0)
 
@@ -65,7 +65,7 @@ def key_of(rank: int, call: CallReport) -> Key | None:
 
 
 def remote_calls(dumps: Sequence[RankDump]) -> list[RemoteCall]:
-    """Return the calls that no served function is known to have made; oldest first."""
+    """Return the calls without a known parent, oldest first; others are in their parents."""
     found: dict[Key, RemoteCall] = {}
     for rank, call in ((dump.rank, call) for dump in dumps for call in dump.calls):
         key, header = key_of(rank, call), call.header
@@ -78,7 +78,7 @@ def remote_calls(dumps: Sequence[RankDump]) -> list[RemoteCall]:
         if header.root >= 0:
             found[key].parent = call.group, header.root, header.elements
     for one in list(found.values()):
-        if one.parent is not None and one.parent not in found:  # neither has left a record of it
+        if one.parent is not None and one.parent not in found:  # neither side left a record
             found[one.parent] = RemoteCall(one.parent[1], one.caller)
     roots: list[RemoteCall] = []
     for one in sorted(found.values(), key=lambda one: one.since):
@@ -88,8 +88,9 @@ def remote_calls(dumps: Sequence[RankDump]) -> list[RemoteCall]:
 
 
 def describe(dumps: Sequence[RankDump]) -> str:
-    """Return the chains of calls that had not ended, a line each call, indented under the call
-    whose function made it; an empty string if there is none.
+    """Return the chains of calls that had not ended; an empty string if there is none.
+
+    Each call has a line, indented under the call whose function made it.
     """
     by_rank = {dump.rank: dump for dump in dumps}
     names: dict[int, str] = {}
@@ -133,11 +134,11 @@ def _does(call: RemoteCall, dumps: Mapping[int, RankDump]) -> str:
     if dump is None:
         return "has left no record"
     if served is None:
-        return "has no record of it"
+        return "has no record of the call"
     if served.ended:
         return f"has ended it{_reason(served.error)}"
     if not served.started:
-        return f"has not begun it, {dump.written - served.issued:.1f} s after it came"
+        return f"has not begun it, {dump.written - served.issued:.1f} s after it arrived"
     where = f": {served.site}" if served.site else ""
     return f"has run it for {dump.written - served.started:.1f} s{where}"
 

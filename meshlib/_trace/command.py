@@ -1,4 +1,4 @@
-"""``meshlib trace DIR``: what went wrong, in a sentence, and the files to look at."""
+"""``meshlib trace DIR``: a sentence about the cause of a failure, and files with details."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status (2 for a directory without records)."""
     parser = OneLineParser(
         prog="meshlib trace",
-        description="Merge the flight records of a job's ranks: say what went wrong, and write a "
-        "timeline (HTML) and a trace for Perfetto (JSON).",
+        description="Merge the flight records of a job's ranks: print the cause of a failure, and "
+        "write a timeline (HTML) and a trace for Perfetto (JSON).",
     )
     parser.add_argument(
         "directory",
         metavar="DIR",
-        help="what meshrun --log-dir was given when the job failed, of which the newest run is"
-        " taken; or where the ranks wrote rank0.json, rank1.json, … (meshrun --trace-dir,"
-        " MESHLIB_TRACE_DIR)",
+        help="the directory of meshrun --log-dir, in which the newest run counts; or that of"
+        " meshrun --trace-dir or MESHLIB_TRACE_DIR, with rank0.json, rank1.json, …",
     )
-    parser.add_argument("-o", "--output", help="where to write (default: beside the records)")
+    parser.add_argument(
+        "-o", "--output", help="the directory to write to (default: that of the records)"
+    )
     if not (sys.argv[1:] if argv is None else argv):
         parser.error(f"DIR is missing: {HOW_TO_KEEP}")
     options = parser.parse_args(argv)

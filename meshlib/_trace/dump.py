@@ -1,7 +1,7 @@
-"""Flight records as files: what a rank wrote about its calls when something went wrong.
+"""Flight records as files: a rank's calls, written when a job fails.
 
-Each rank writes one JSON file, ``rank<N>.json``. Times are seconds on the wall clock, so that the
-records of several hosts can be compared as well as their clocks agree.
+Each rank writes one JSON file, ``rank<N>.json``. Times are wall-clock seconds, so records of
+several hosts are comparable to the precision of their clocks.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class RankDump(JsonRecord):
-    """The flight record of one rank, ``written`` at that time (seconds since 1970).
+    """The flight record of one rank, ``written`` at a time in seconds since 1970.
 
     ``groups`` has the description and the global ranks of each group by its id, ``workers`` the
-    names of the ranks in remote calls. ``error`` says what broke first.
+    names of the ranks in remote calls. ``error`` is the message of the first failure.
     """
 
     title: ClassVar[str] = "flight record"
@@ -52,7 +52,7 @@ class RankDump(JsonRecord):
         error: str | None = None,
         workers: Sequence[str] = (),
     ) -> Self:
-        """Return the dump of ``rank``, of ``size`` ranks, with its calls on ``groups``."""
+        """Return the dump of ``rank`` in a job of ``size`` ranks, with the calls ``records``."""
         known = {group.id: (group.group_desc, group.ranks) for group in groups}
         members = {group: ranks for group, (_, ranks) in known.items()}
         return cls(
@@ -69,9 +69,9 @@ class RankDump(JsonRecord):
         )
 
     def write(self, directory: str | Path) -> Path:
-        """Write the dump into ``directory`` (made if missing) and return its path.
+        """Write the dump into ``directory`` (created if missing) and return its path.
 
-        The file appears whole or not at all. Raises OSError.
+        The write is atomic. Raises OSError.
         """
         folder = Path(directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,12 +81,12 @@ class RankDump(JsonRecord):
             unfinished.write_text(self.pack())
             unfinished.replace(path)
         finally:
-            unfinished.unlink(missing_ok=True)  # a full disk is not to be left fuller
+            unfinished.unlink(missing_ok=True)  # leave no partial file on a full disk
         return path
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Self:
-        """Return the dump in ``data``. Raises ValueError that says why ``data`` has none."""
+        """Return the dump in ``data``; raise ValueError, which has the reason, if it is invalid."""
         found = super().unpack(data)
         if found.format != FORMAT:
             raise ValueError(f"not a {cls.title}: format is {found.format}; expected {FORMAT}")
@@ -96,8 +96,8 @@ class RankDump(JsonRecord):
 def find(directory: str | Path) -> Path:
     """Return the folder of flight records: ``directory`` itself, or the newest below it.
 
-    ``directory`` may be that of ``meshrun --log-dir``, where each run has its own (``RUN/trace``).
-    Raises FileNotFoundError when there is none.
+    ``directory`` may be that of ``meshrun --log-dir``, in which each run has a folder
+    (``RUN/trace``). Raises FileNotFoundError when there are no records.
     """
     folder = Path(directory)
     for pattern in (RECORDS, f"*/{RECORDS}", f"*/*/{RECORDS}"):
@@ -113,7 +113,8 @@ def find(directory: str | Path) -> Path:
 def read(directory: str | Path) -> list[RankDump]:
     """Return the dumps in ``directory``, by rank.
 
-    Raises FileNotFoundError when there is none, ValueError naming a file that is not a dump.
+    Raises FileNotFoundError when there is none, ValueError, which names the file, for an invalid
+    one.
     """
     paths = sorted(Path(directory).glob(RECORDS))
     if not paths:
@@ -128,5 +129,5 @@ def read(directory: str | Path) -> list[RankDump]:
 
 
 def first_line(text: str | None) -> str:
-    """Return the first line of an error, without tables and stacks. Empty for None."""
+    """Return the first line of an error, without tables and stacks; empty for None."""
     return (text or "").partition("\n")[0]

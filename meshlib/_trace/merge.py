@@ -1,4 +1,4 @@
-"""Merging the ranks' dumps: the calls that belong together, and the cause of a failure."""
+"""Merging of the ranks' dumps: matching calls, and the cause of a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshlib._recording.call_report import CallReport
 from meshlib._trace.chains import Key, describe, key_of
 from meshlib._trace.dump import RankDump, first_line
 
-# The messages about a rank's end: its own, and those of the others (see ``RankLost``).
+# The messages about a rank's end: the rank's own, and other ranks' (see ``RankLost``).
 _ENDED = re.compile(r"(?:ended with|raised) .*")
 _LOST = re.compile(
     r"rank (\d+) ((?:ended with|raised|was killed|was lost|is gone|cannot be reached|has left"
@@ -22,39 +22,39 @@ _LOST = re.compile(
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of one group, with the members' views of it."""
+    """One collective of one group, with the members' records."""
 
     group: str
     description: str
     sequence: int
     ranks: tuple[int, ...]
     calls: Mapping[int, CallReport]
-    """By the member's global rank."""
+    """The members' records, by global rank."""
 
     @property
     def missing(self) -> list[int]:
-        """The members that have no record of it."""
+        """The members without a record of the collective."""
         return [rank for rank in self.ranks if rank not in self.calls]
 
     @property
     def mismatched(self) -> bool:
-        """True if the members that came did not all make the same call."""
+        """True if the recorded members did not all make the same call."""
         return len({call.header for call in self.calls.values()}) > 1
 
     @property
     def all_started(self) -> float:
-        """The start of the last member, 0 if one never began: until then the others waited."""
+        """The start of the last member, until which the others waited; 0 if one never started."""
         starts = [call.started for call in self.calls.values()]
         return max(starts) if not self.missing and all(starts) else 0.0
 
     @property
     def last(self) -> int:
-        """The member that came last, among those that came."""
+        """The recorded member that started last."""
         return max(self.calls, key=lambda rank: self.calls[rank].started or self.calls[rank].issued)
 
 
 def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
-    """Return the collectives in ``dumps``, in the order in which their first member issued them."""
+    """Return the collectives in ``dumps``, in the order of their first member's call."""
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     found: dict[tuple[str, int], dict[int, CallReport]] = defaultdict(dict)
     for dump in dumps:
@@ -77,9 +77,9 @@ def collectives(dumps: Sequence[RankDump]) -> list[Collective]:
 
 @dataclass(frozen=True)
 class CallSpan:
-    """One call of ``rank`` in time: it waits from ``begin`` to ``ready``, then moves until ``end``.
+    """The time of one call of ``rank``: it waits from ``begin`` to ``ready``, then runs to ``end``.
 
-    ``together`` is the collective that it is a part of, ``remote`` the remote call.
+    ``together`` is the collective of the call, ``remote`` the key of a remote call, or None.
     """
 
     rank: int
@@ -92,7 +92,7 @@ class CallSpan:
 
 
 def spans(dumps: Sequence[RankDump]) -> list[CallSpan]:
-    """Return all calls, in seconds from the first one on; open calls last to the end."""
+    """Return all calls, with times in seconds since the first; open calls last to the end."""
     calls = [(dump.rank, call) for dump in dumps for call in dump.calls]
     origin = min((call.issued for _, call in calls), default=0.0)
     last = max((max(call.ended, call.started, call.issued) for _, call in calls), default=0.0)
@@ -117,7 +117,7 @@ def names_of_groups(dumps: Sequence[RankDump]) -> dict[str, str]:
 
 
 def verdict(dumps: Sequence[RankDump]) -> str:
-    """Return, in a sentence or two, the cause of the failure and the first rank."""
+    """Return one or two sentences: the cause of the failure, and the rank that failed first."""
     absent = sorted(set(range(dumps[0].size)) - {dump.rank for dump in dumps})
     return _cause(dumps) + (f" There is no record of {named(absent)}." if absent else "")
 
@@ -140,7 +140,7 @@ def _cause(dumps: Sequence[RankDump]) -> str:
         return f"Rank {rank} {how}.{_doing(dumps, [rank])}"
     stuck = [one for one in merged if any(call.state != "done" for call in one.calls.values())]
     for one in stuck:
-        # A member that made later calls did come, though its ring has forgotten this one.
+        # A member with later calls did make this one, but its ring has dropped the record.
         missing = [rank for rank in one.missing if not _went_past(dumps, rank, one)]
         elsewhere = [other for other in stuck if _wait_for_each_other(one, other)]
         if missing and elsewhere:
@@ -153,7 +153,7 @@ def _cause(dumps: Sequence[RankDump]) -> str:
         if missing:
             first, call = min(one.calls.items(), key=lambda item: item[1].issued)
             return (
-                f"{named(missing).capitalize()} never came to {call} on {one.description}; "
+                f"{named(missing).capitalize()} never reached {call} on {one.description}; "
                 f"the first to wait was rank {first}, at {call.site}."
                 f"{_doing(dumps, missing)}"
             )
@@ -170,7 +170,7 @@ def _cause(dumps: Sequence[RankDump]) -> str:
 
 
 def _ended(dumps: Sequence[RankDump]) -> tuple[int, str] | None:
-    """Return the rank that was gone before the others raised, and how it ended, if one was."""
+    """Return the rank that ended before the others raised, and how it ended; None without one."""
     for dump in sorted(dumps, key=lambda dump: dump.written):
         if _ENDED.match(first_line(dump.error)):
             return dump.rank, first_line(dump.error)
@@ -187,7 +187,7 @@ def _went_past(dumps: Sequence[RankDump], rank: int, one: Collective) -> bool:
 
 
 def _wait_for_each_other(one: Collective, other: Collective) -> bool:
-    """True if members that came to each are missing in the other."""
+    """Return whether members that made either call are missing in the other."""
     return (
         one is not other
         and not set(one.missing).isdisjoint(other.calls)

@@ -1,9 +1,9 @@
-"""The merged record as pictures: an HTML page of our own, and a trace for Perfetto.
+"""The merged record as pictures: an HTML page, and a trace for Perfetto.
 
-The page has a row for each rank, and shows waiting apart from moving. The trace has the JSON object
-form of the Trace Event Format, for Perfetto or chrome://tracing. There a process is a rank, a
-thread is a group, an ``X`` event is a call (microseconds), split into waiting for the last member
-and moving. Flow events (``s``, ``f``) tie the members' views of one collective together.
+The page has a row for each rank, and separates waiting from moving data. The trace has the JSON
+object form of the Trace Event Format, for Perfetto or chrome://tracing. In it, a process is a rank,
+a thread is a group, and ``X`` events (microseconds) are calls, split into waiting for the last
+member and moving data. Flow events (``s``, ``f``) connect the members' calls of one collective.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLACE = "/*DATA*/"
 
 
 def page(dumps: Sequence[RankDump]) -> str:
-    """Return the page: self-contained, with nothing loaded from elsewhere."""
+    """Return the page, which is self-contained."""
     template = files("meshlib._trace").joinpath("timeline.html").read_text(encoding="utf-8")
     # "</" would end the script element that holds the data.
     data = json.dumps(page_data(dumps)).replace("</", "<\\/")
@@ -34,7 +34,7 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     for i, span in enumerate(spans(dumps)):
         call, one, remote = span.call, span.together, span.remote
-        # One name for all views of one collective, or of one remote call.
+        # All members' calls of one collective, or both sides of a remote call, share a name.
         name = f"message {i}" if one is None else f"{call.group}#{call.sequence}"
         calls.append(
             {
@@ -67,18 +67,18 @@ def page_data(dumps: Sequence[RankDump]) -> dict[str, Any]:
 def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
     """Return the trace of ``dumps``, ready for ``json.dump``."""
     every = spans(dumps)
-    lanes = {group: i for i, group in enumerate(sorted({one.call.group for one in every}))}
+    tracks = {group: i for i, group in enumerate(sorted({one.call.group for one in every}))}
     names = names_of_groups(dumps)
     events: list[dict[str, Any]] = []
     for dump in dumps:
         title = f"rank {dump.rank} ({dump.host}, pid {dump.pid})"
         events.append(_meta("process_name", dump.rank, 0, name=title))
         events.append(_meta("process_sort_index", dump.rank, 0, sort_index=dump.rank))
-        for group, lane in lanes.items():
-            events.append(_meta("thread_name", dump.rank, lane, name=names.get(group, group)))
+        for group, track in tracks.items():
+            events.append(_meta("thread_name", dump.rank, track, name=names.get(group, group)))
     for one in every:
-        call, lane = one.call, lanes[one.call.group]
-        base = {"pid": one.rank, "tid": lane, "cat": call.kind, "args": _details(call)}
+        call, track = one.call, tracks[one.call.group]
+        base = {"pid": one.rank, "tid": track, "cat": call.kind, "args": _details(call)}
         if one.ready > one.begin:
             waiting = {**base, "cat": "waiting", "name": f"wait: {call.kind}"}
             events.append({**waiting, "ph": "X", **_span(one.begin, one.ready)})
@@ -95,15 +95,15 @@ def trace(dumps: Sequence[RankDump]) -> dict[str, Any]:
                     "name": call.kind,
                     "cat": "collective" if one.remote is None else "call",
                     "pid": one.rank,
-                    "tid": lane,
+                    "tid": track,
                     "ts": _micros(one.begin),
                 }
             )
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _meta(kind: str, rank: int, lane: int, **args: object) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": rank, "tid": lane, "args": args}
+def _meta(kind: str, rank: int, track: int, **args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": args}
 
 
 def _span(begin: float, end: float) -> dict[str, float]:

@@ -1,1 +1,1 @@
-"""``meshlib tune``: measures the sizes at which algorithms change, and the cost of messages."""
+"""``meshlib tune``: measures the sizes at which algorithms switch, and the cost of messages."""

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the measurement of ``argv``, write the table, and return an exit code."""
     args = _parse(sys.argv[1:] if argv is None else argv)
     try:
-        with args.output.open("a"):  # before minutes are spent on what cannot be written
+        with args.output.open("a"):  # fail now if the file cannot be written
             pass
         tuning = tune(args.transports, args.ranks, _measure, _progress)
         args.output.write_text(tuning.encode() + "\n", encoding="utf-8")
@@ -55,8 +55,9 @@ def tune(
     measure: Measure,
     progress: Callable[[str], None],
 ) -> Tuning:
-    """Return the results of ``measure(transport, ranks)`` for all of them. The cost is measured
-    among the fewest ranks, none of which waits for a processor.
+    """Return the results of ``measure(transport, ranks)`` for all transports and numbers of ranks.
+
+    The cost is that of the fewest ranks, which do not compete for processors.
     """
     found: dict[str, TransportTuning] = {}
     for transport in transports:
@@ -73,7 +74,7 @@ def tune(
 
 
 def describe(tuning: Tuning) -> str:
-    """Return the table for people."""
+    """Return the tuning table as text for the terminal."""
     lines = [tuning.source, ""]
     for name, entry in tuning.transports.items():
         lines.append(name + (f": {in_words(entry.cost)}" if entry.cost else ""))
@@ -123,8 +124,8 @@ def _progress(text: str) -> None:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = OneLineParser(
         prog="meshlib tune",
-        description="Measure, on this machine, from which size on which algorithm is faster, and"
-        " what a message costs. Takes some minutes; nothing else should run meanwhile.",
+        description="Measure on this machine the sizes at which another algorithm becomes faster,"
+        " and the cost of a message. Takes some minutes; nothing else should run meanwhile.",
     )
     parser.add_argument(
         "output",
@@ -138,10 +139,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         type=partial(chosen, known=TRANSPORTS, what="transport"),
         default=["tcp", "shm", "hierarchical"],
         metavar="NAMES",
-        help=f"comma-separated, of {', '.join(TRANSPORTS)} (default: tcp,shm,hierarchical)",
+        help=f"comma-separated: {', '.join(TRANSPORTS)} (default: tcp,shm,hierarchical)",
     )
     parser.add_argument(
-        "--ranks", type=_ranks, default=[2, 4, 8], metavar="N,N", help="numbers of ranks (2,4,8)"
+        "--ranks",
+        type=_ranks,
+        default=[2, 4, 8],
+        metavar="N,N",
+        help="numbers of ranks (default: 2,4,8)",
     )
     return parser.parse_args(argv)
 

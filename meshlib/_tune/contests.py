@@ -9,7 +9,7 @@ from transport._calls.header import Kind
 from transport._choosing.choice import DEFAULT, Thresholds
 
 _NEVER, _ALWAYS = -1, 1 << 62
-# With a star for small data, or doubling by the cost of a frame, the others cannot be compared.
+# Stars for small data, or a choice by the cost of a frame, would hide the other algorithms.
 _NO_STARS = replace(DEFAULT, star_ranks=0, frame=0)
 _ALL_STARS = replace(DEFAULT, star_ranks=1 << 20, frame=0)
 KIB, MIB = 1 << 10, 1 << 20
@@ -23,9 +23,9 @@ def _powers(first: int, last: int) -> tuple[int, ...]:
 class Contest:
     """Two algorithms on either side of one threshold.
 
-    Up to the size ``field``, ``below`` is better than ``above``. It is the size of all members'
-    parts together, where they have parts. With fewer than ``least_ranks`` ranks the two do not
-    differ. ``others`` has all other fields.
+    Up to the size ``field``, ``below`` is better than ``above``. If members have parts, the size is
+    that of all parts together. With fewer than ``least_ranks`` ranks the two do not differ.
+    ``others`` has the values of all other fields.
     """
 
     field: str
@@ -36,12 +36,12 @@ class Contest:
 
     @property
     def below(self) -> Thresholds:
-        """The table that always takes the algorithm for small data."""
+        """The table that always selects the algorithm for small data."""
         return replace(self.others, **{self.field: _ALWAYS})
 
     @property
     def above(self) -> Thresholds:
-        """The table that never does."""
+        """The table that never selects the algorithm for small data."""
         return replace(self.others, **{self.field: _NEVER})
 
 
@@ -65,6 +65,6 @@ CONTESTS: Mapping[str, Sequence[Contest]] = {
 }
 LARGE_BYTES = 16 * MIB
 SEGMENTS: tuple[int, ...] = (128 * KIB, 256 * KIB, 512 * KIB, MIB)
-"""The values of ``segment`` that are tried on ``LARGE_BYTES``."""
+"""The values of ``segment`` to compare for ``LARGE_BYTES``."""
 EXCHANGED = (8, KIB, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
 """The sizes to measure for the costs of a frame and of a byte."""

@@ -1,4 +1,4 @@
-"""The program of each rank: it measures one transport among all ranks of the job."""
+"""The program of each rank, which measures one transport among all ranks of the job."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _GAMMA_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class TuningResults(JsonRecord):
-    """The results of the measurements among one number of ranks."""
+    """The results of the measurements with one number of ranks."""
 
     cost: Cost | None
     thresholds: Thresholds
 
 
 class TransportBenchmark:
-    """Makes communicators of ``transport`` among all ranks of the World, and measures them."""
+    """A measurement of communicators of ``transport`` among all ranks of the World."""
 
     def __init__(self, transport: str) -> None:
         self._transport = transport
@@ -60,7 +60,7 @@ class TransportBenchmark:
         self._names = count()
 
     def thresholds(self) -> Thresholds:
-        """Return the best table for this many ranks."""
+        """Return the best table for this number of ranks."""
         table = DEFAULT
         for contest in CONTESTS.get(self._transport, ()):
             if self._size >= contest.least_ranks:
@@ -68,7 +68,10 @@ class TransportBenchmark:
         return self._decide_large(table) if self._transport in ("tcp", "inproc") else table
 
     def cost(self) -> Cost | None:
-        """Return the costs of a frame, a byte and a reduced byte; None if others' costs apply."""
+        """Return the costs of a frame, a byte and a reduced byte.
+
+        None for ``hierarchical``, which uses the costs of its inner transports.
+        """
         if self._transport == "hierarchical":
             return None
         parallelism = available_cores()
@@ -89,7 +92,7 @@ class TransportBenchmark:
         return crossover(contest.sizes, below, above)
 
     def _decide_large(self, table: Thresholds) -> Thresholds:
-        """Choose the thresholds for large data only."""
+        """Return ``table`` with the fields that matter for large data."""
         pairs = replace(table, all_reduce_doubling=0, frame=0, pairwise_ranks=self._size)
         halving = replace(pairs, pairwise_ranks=0)
         with ExitStack() as stack:
@@ -109,7 +112,7 @@ class TransportBenchmark:
         times = [interleaved([issuer], Kind.ALL_REDUCE, size)[0] for size in sizes]
         moved = [inside_bytes(Kind.ALL_REDUCE, size, self._size) for size in sizes]
         _, beta = fit_line(moved, times)
-        # A step is what a barrier takes: to say that one is there, and to see that all are.
+        # A step costs as much as a barrier: each rank signals, then waits for all signals.
         return interleaved([issuer], Kind.BARRIER, 0)[0], beta
 
     @contextlib.contextmanager
@@ -133,22 +136,22 @@ class TransportBenchmark:
                 return InprocCommunicator(membership, table)
             case "shm":
                 return ShmCommunicator(membership)
-            case _:  # two hosts, pretended
+            case _:  # simulates two hosts
                 halves = (2 * rank // membership.size for rank in range(membership.size))
                 places = tuple(Place(f"half {half}") for half in halves)
                 return choose(replace(membership, places=places), table)
 
 
 def _exchange_cost(issuer: CallIssuer, communicator: LinkCommunicator) -> tuple[float, float]:
-    """Return the seconds of a frame and of a byte, when both directions are in use."""
+    """Return the seconds of a frame and of a byte, with both directions in use."""
     peer = communicator.rank ^ 1
     times: list[float] = []
     for nbytes in EXCHANGED:
-        mine, theirs = (as_bytes(np.zeros(nbytes, np.uint8)) for _ in range(2))
+        sent, received = (as_bytes(np.zeros(nbytes, np.uint8)) for _ in range(2))
 
-        def exchange(call: Call, mine: memoryview = mine, theirs: memoryview = theirs) -> None:
+        def exchange(call: Call, sent: memoryview = sent, received: memoryview = received) -> None:
             link = communicator.link(peer, call)
-            exchange_frames(call, link, mine, link, theirs)
+            exchange_frames(call, link, sent, link, received)
 
         times.append(statistics.median(issuer.times(Kind.BARRIER, exchange, nbytes)))
     return fit_line(EXCHANGED, times)
@@ -166,7 +169,7 @@ def _gamma() -> float:
 
 
 def measure(transport: str) -> TuningResults:
-    """Measure among all ranks of the job; every rank calls it."""
+    """Return the measurements among all ranks of the job; every rank must call it."""
     bench = TransportBenchmark(transport)
     return TuningResults(bench.cost(), bench.thresholds())
 

@@ -1,4 +1,4 @@
-"""Times calls of communicators, by the slowest rank."""
+"""Timing of communicators' calls, by the slowest rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[[Call], None]
 
 
 class CallIssuer:
-    """Makes calls of ``communicator``, numbered as a group would number them."""
+    """An issuer of calls on ``communicator``, with the numbers that a group would use."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
@@ -37,9 +37,9 @@ class CallIssuer:
         return Call(header, Deadline.after(_SECONDS))
 
     def prepare(self, kind: Kind, nbytes: int) -> Run:
-        """Return a function that makes a call of ``kind`` on ``nbytes`` of its own float32.
+        """Return a function that makes a call of ``kind`` on ``nbytes`` of float32.
 
-        If members have parts, ``nbytes`` is for all parts together.
+        If members have parts, ``nbytes`` is the size of all parts together.
         """
         comm, n = self.communicator, self.communicator.size
         count = max(1, nbytes // _FLOAT.itemsize)
@@ -57,10 +57,10 @@ class CallIssuer:
         return runs[kind]
 
     def times(self, kind: Kind, run: Run, nbytes: int) -> list[float]:
-        """Return the seconds that the slowest rank took, for each of some repetitions."""
+        """Return the slowest rank's seconds for each repetition."""
         repetitions = max(_FEWEST, min(_MOST, _BLOCK_BYTES // max(nbytes, 1)))
         seconds = np.zeros(repetitions)
-        for turn in range(-1, repetitions):  # the first is for warming up
+        for turn in range(-1, repetitions):  # the first is a warm-up
             self.communicator.barrier(self.call(Kind.BARRIER))
             call = self.call(kind)
             began = time.perf_counter()
@@ -72,8 +72,9 @@ class CallIssuer:
 
 
 def interleaved(issuers: list[CallIssuer], kind: Kind, nbytes: int, rounds: int = 4) -> list[float]:
-    """Return the median seconds of ``kind`` on ``nbytes`` for each of ``issuers``, taken by turns
-    so that all meet the same weather.
+    """Return the median seconds of ``kind`` on ``nbytes`` for each of ``issuers``.
+
+    The issuers alternate, so that other load on the machine affects all of them.
     """
     runs = [issuer.prepare(kind, nbytes) for issuer in issuers]
     seconds: list[list[float]] = [[] for _ in issuers]

@@ -1,7 +1,7 @@
 """Checkpoints of sharded states that load on any mesh, in Zarr's format.
 
-``save`` and ``load`` a tree of arrays and values; ``Checkpointer`` does so in the background and
-keeps the newest and the best. docs/train/checkpoints.md shows them.
+``save`` and ``load`` work on a tree of arrays and values. A ``Checkpointer`` saves in the
+background and keeps the newest and the best checkpoints. See docs/train/checkpoints.md.
 """
 
 from meshlib.checkpoint._checkpointer import Checkpointer, load, save

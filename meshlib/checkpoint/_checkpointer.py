@@ -29,36 +29,37 @@ def save(
 ) -> str:
     """Write ``state`` as a checkpoint ``step-N`` into the folder ``path``. A collective.
 
-    The checkpoint exists completely or not at all, whichever rank dies when; the call returns when
-    it exists. One rank writes each byte. Partial values are reduced. A plain array must be the same
-    on all ranks, which share the work; use a ``DArray`` for values that differ by rank. A new
-    checkpoint replaces an earlier one of the same step when it is complete. Unfinished saves of
-    other jobs in the folder are removed at the end; a job that is still writing one gets a
+    The save is atomic: even if a rank dies, the checkpoint exists completely or not at all. It
+    exists when the call returns. One rank writes each byte. Partial values are reduced. A plain
+    array must be equal on all ranks, which share the work; use a ``DArray`` for values that differ
+    by rank. A complete checkpoint replaces an earlier one of the same step. At the end, unfinished
+    saves of other jobs in the folder are removed; a job that is still writing one gets a
     CheckpointError.
 
     Args:
-        path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
+        path: A folder that all ranks share, created if necessary; or a URL, which needs fsspec.
         state: Dicts, lists, tuples and dataclasses of arrays (DArray, NumPy, CuPy, JAX) and of
-            None, numbers, str and bytes; the same tree on all ranks.
-        step: A whole number of at least 0. The newest checkpoint is the one whose save began last,
+            None, numbers, str and bytes; equal trees on all ranks.
+        step: An integer of at least 0. The newest checkpoint is the one whose save began last,
             even if an earlier one has a higher step.
-        group: The ranks that call: a mesh or a process group. By default all of the job; without
-            a job this process.
-        metric: The value that ``Checkpointer(keep_best=...)`` compares; the same on all ranks.
-        sync: Wait for the disk, so that the checkpoint survives power loss. It survives the death
-            of processes anyway.
+        group: The ranks that save: a mesh or a process group. By default all ranks of the job;
+            without a job, this process.
+        metric: The value that ``Checkpointer(keep_best=...)`` compares; equal on all ranks.
+        sync: Wait for the disk, so that the checkpoint survives power loss. Without it, the
+            checkpoint still survives the death of processes.
 
     Returns:
         The path of the checkpoint.
 
     Raises:
         CheckpointError: On every rank, for trees, values, shapes, steps or metrics that differ
-            between ranks, named with both. Also if ``path`` is not the same folder on all ranks,
-            and if another job has removed the checkpoint meanwhile.
-        TypeError: On every rank, for an object that could not be restored, with its path.
-        ValueError: For a negative step or a metric that is not finite; on every rank.
-        OSError: On every rank, if one cannot write. There is no new checkpoint then.
-        RankFailedError: If a rank dies; as any collective's other errors.
+            between ranks; the message has both values. Also if ``path`` is not one folder on all
+            ranks, and if another job has removed the checkpoint meanwhile.
+        TypeError: On every rank, for an object that could not be restored; the message has its
+            path in the tree.
+        ValueError: On every rank, for a negative step or a metric that is not finite.
+        OSError: On every rank, if one cannot write. No new checkpoint exists then.
+        RankFailedError: If a rank dies. Other errors of collectives are possible, too.
     """
     storage = partial(open_storage, path, sync=sync)
     return Save(Participants(group), storage, state, step, metric).write(Keeping())
@@ -75,58 +76,57 @@ def load(
 ) -> Any:
     """Return the state of a checkpoint, laid out as ``like``. A collective.
 
-    Any number of ranks may load, on any mesh, in any sharding. Each reads the chunks of which it
-    needs a part. The arrays are new; ``like`` is not changed.
+    Any number of ranks may load, on any mesh, in any sharding. Each rank reads only the chunks that
+    it needs. The arrays are new; ``like`` is not changed.
 
     Args:
-        path: A checkpoint, or a folder of them: the newest complete one.
-        like: A tree like the saved one. A ``DArray`` gives a DArray in the same sharding, and a
-            ``Sharding`` one in that sharding. A NumPy array, or another object with shape and dtype
-            (``jax.ShapeDtypeStruct``), gives a NumPy array. A value gives the saved value. ``...``
-            gives the saved subtree, with whole NumPy arrays; the default is all of it. A function
-            stands for a subtree: it is called with each array's keys and shape, and returns a
-            Sharding or ``...``.
+        path: A checkpoint, or a folder of them, of which the newest complete one is loaded.
+        like: A tree with the structure of the saved one. A ``DArray`` loads as a DArray in its
+            sharding, a ``Sharding`` as a DArray in that sharding. A NumPy array, or another object
+            with shape and dtype (``jax.ShapeDtypeStruct``), loads as a NumPy array, and a value as
+            the saved value. ``...``, the default, loads the saved subtree with whole NumPy arrays.
+            A function also stands for a subtree: it gets each array's keys and shape, and returns
+            a Sharding or ``...``.
         step: The step of the checkpoint in a folder; by default the newest.
-        group: The ranks that call: a mesh or a process group. By default all of the job; without
-            a job this process.
-        strict: Require every saved entry in ``like``. In any case every entry of ``like`` must
+        group: The ranks that load: a mesh or a process group. By default all ranks of the job;
+            without a job, this process.
+        strict: Require every saved entry in ``like``. Even without it, every entry of ``like`` must
             have been saved.
-        verify: Check each chunk, which is then read whole. Without it, only the needed rows are
-            read.
+        verify: Read each chunk whole and check it. Without it, only the needed rows are read.
 
     Returns:
         The tree, of the types of ``like``.
 
     Raises:
-        CheckpointError: On every rank, if there is no checkpoint, for a tree, shapes or dtypes that
-            differ, which it names, and for a ``step`` that is another one on some rank.
-        CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; it names
-            array, chunk and file.
+        CheckpointError: On every rank, if there is no checkpoint, if its tree, shapes or dtypes
+            differ from ``like`` (the message names the differences), and if ``step`` differs
+            between ranks.
+        CorruptCheckpointError: On every rank, for a file that is missing, torn or changed; the
+            message names array, chunk and file.
     """
     return load_like(Participants(group), path, step, like, strict=strict, verify=verify)
 
 
 class Checkpointer:
-    """Saves a job's checkpoints into one folder, in the background if asked, and keeps some of
-    them.
+    """A writer of a job's checkpoints into one folder, which can save in the background.
 
-    All ranks of the group make it together and call each method together. As a context manager it
-    waits at the end for a save under way. After ``close`` its methods raise ValueError.
+    All ranks of the group must create it together and call each method together. As a context
+    manager it waits for a running save at the end. After ``close`` its methods raise ValueError.
 
     Args:
-        path: A folder that all ranks see, made if need be; or a URL, which needs fsspec.
-        group: The ranks: a mesh or a process group. By default all of the job; without a job
-            this process. It gets a group of its own, so that its messages are apart.
-        keep_last: The number of newest checkpoints to keep, by the beginning of their saves; None:
-            all. With ``keep_best``, both kinds are kept. The latest save always stays.
+        path: A folder that all ranks share, created if necessary; or a URL, which needs fsspec.
+        group: The ranks: a mesh or a process group. By default all ranks of the job; without a job,
+            this process. The Checkpointer makes a new group of these ranks for its messages.
+        keep_last: The number of newest checkpoints to keep, by the beginning of their saves; None
+            keeps all. With ``keep_best``, both kinds are kept. The latest save is always kept.
         keep_best: The number of checkpoints with the best ``metric`` to keep.
         better: The better direction of a metric: ``"lower"`` (a loss) or ``"higher"``.
         sync: Wait for the disk before a checkpoint counts as complete.
 
     Raises:
-        ValueError: For counts below 1, or another ``better``; on every rank.
-        TypeError: For a value that is not a path or whole number, on every rank; for a value that
-            is not a group.
+        ValueError: On every rank, for counts below 1, or another ``better``.
+        TypeError: On every rank, for a value that is not a path or an integer. On this rank, for a
+            value that is not a group.
     """
 
     _storage: Storage
@@ -148,7 +148,7 @@ class Checkpointer:
             self._keeping = Keeping(keep_last, keep_best, better)
             self._storage = open_storage(path, sync=sync)
 
-        participants.gather(check)  # so that what is wrong on one rank is raised on all
+        participants.gather(check)  # raises one rank's error on all ranks
         self._path = path
         self._participants = participants.with_own_group()
         self._room: Room | None = None
@@ -162,18 +162,17 @@ class Checkpointer:
     def save(self, state: Any, *, step: int, metric: float | None = None) -> str:
         """Write a checkpoint and return its path, as ``meshlib.checkpoint.save`` does.
 
-        It has the same ``state``, ``step`` and ``metric``. It first waits for a running save, and
-        raises the error of that save if it failed.
+        First waits for a running save, and raises that save's error if it failed.
         """
         self.wait()
         return self._begin(state, step, metric, detached=False).write(self._keeping)
 
     def async_save(self, state: Any, *, step: int, metric: float | None = None) -> None:
-        """Copy this rank's part of ``state``, and write it while the program goes on.
+        """Copy this rank's part of ``state``, and write it while the program continues.
 
-        ``state``, ``step`` and ``metric`` are as for ``save``. At most one is under way: this waits
-        for the one before. The ranks tell each other what they save in the background, too. So what
-        goes wrong, a bad argument as well, is raised by the next call of any method, on all ranks.
+        ``state``, ``step`` and ``metric`` are as for ``save``. First waits for a running save. The
+        ranks also agree on the tree in the background. So the next call of any method raises all
+        errors, including those of bad arguments, on all ranks.
         """
         self.wait()
         begun = self._begin(state, step, metric, detached=True)
@@ -197,7 +196,7 @@ class Checkpointer:
             copied.set()
 
     def _begin(self, state: Any, step: int, metric: float | None, *, detached: bool) -> Save:
-        """Return a save to write; the chunks are divided among ranks anew only after a change."""
+        """Return a save to write; reuse the last one's division of chunks if arrays are alike."""
         storage = self._storage
         begun = Save(
             self._participants,
@@ -212,9 +211,9 @@ class Checkpointer:
         return begun
 
     def wait(self) -> str | None:
-        """Wait for the save under way; return its path, or None if there was none since.
+        """Wait for the running save; return its path, or None without a save since the last wait.
 
-        Raises its error if it failed.
+        Raises the error of a failed save.
         """
         if self._thread is None:
             if self._closed:
@@ -227,17 +226,17 @@ class Checkpointer:
         return outcome
 
     def is_saving(self) -> bool:
-        """True if a save is under way on this rank; no collective."""
+        """Return whether a save is running on this rank. Not a collective."""
         return self._thread is not None and self._thread.is_alive()
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ loading
 
     def load(
         self, like: Any = ..., *, step: int | None = None, strict: bool = True, verify: bool = True
     ) -> Any:
-        """Return the state of the newest checkpoint, or of ``step``, as ``load`` does.
+        """Wait for a running save; return the state of the newest checkpoint, or of ``step``.
 
-        ``like``, ``strict`` and ``verify`` are as there. Waits for a save under way first.
+        ``like``, ``strict``, ``verify`` and the errors are those of ``meshlib.checkpoint.load``.
         """
         self.wait()
         return load_like(self._participants, self._path, step, like, strict=strict, verify=verify)
@@ -255,7 +254,7 @@ class Checkpointer:
         )
 
     def close(self) -> None:
-        """Wait for the save under way, and give back the group. Idempotent."""
+        """Wait for the running save, and release the group. Idempotent."""
         if self._closed:
             return
         try:

@@ -45,14 +45,14 @@ _WIDTH = 72
 
 
 class _Differs(Exception):
-    """The text to be printed, with exit code 1."""
+    """A difference or damage: its text is printed, and the exit code is 1."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv``; return 0, 1 if data is damaged or differs, or 2."""
     parser = OneLineParser(
         prog="meshlib checkpoint",
-        description="Look at checkpoints, check them, and cut them into other chunks.",
+        description="Inspect and check checkpoints, and change their chunks.",
     )
     words = parser.add_subparsers(dest="word", required=True, metavar="ls|show|verify|reshard|diff")
     made = {
@@ -60,18 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, (_, text) in _WORDS.items()
     }
     for name, one in made.items():
-        one.add_argument("path", help="a folder of checkpoints, or one of them; or a URL")
+        one.add_argument("path", help="a checkpoint or a folder of them, as a path or URL")
         if name != "ls":
-            one.add_argument("--step", type=int, help="which one of a folder (default: the newest)")
-    made["reshard"].add_argument("out", help="the folder in which the new one is made")
+            one.add_argument("--step", type=int, help="the step in a folder (default: the newest)")
+    made["reshard"].add_argument("out", help="the folder that gets the new checkpoint")
     made["reshard"].add_argument("--mesh", required=True, metavar="DIMS", help="such as dp=2,tp=2")
     made["reshard"].add_argument(
         "--spec",
         action="append",
         default=[],
         metavar="ARRAYS=SPEC",
-        help="the chunks of the arrays of these names lie as the shards: 'model/*=dp, tp'"
-        " (several may be given; the first that fits holds; an array of fewer dims takes as many)",
+        help="chunks like the shards of a spec, for arrays whose names match: 'model/*=dp, tp'"
+        " (repeatable; the first match counts; an array of fewer dims uses the first entries)",
     )
     made["diff"].add_argument("other", help="another checkpoint, or a folder of them")
     made["diff"].add_argument("--other-step", type=int, metavar="STEP")
@@ -155,7 +155,7 @@ def _verify(given: argparse.Namespace) -> str:
     if wrong:
         lines = "".join(f"{error}\n" for error in wrong)
         raise _Differs(f"{lines}{text}: {len(wrong)} DAMAGED\n")
-    return f"{text}: all as they were written\n"
+    return f"{text}: no damage\n"
 
 
 # ---------------------------------------------------------------------------- reshard
@@ -165,7 +165,7 @@ def _reshard(given: argparse.Namespace) -> str:
     found = find(given.path, given.step)
     config = MeshConfig.from_string(given.mesh)
     if config.world_size is None:
-        raise ValueError(f"--mesh {given.mesh} has a degree to infer; expected all of them")
+        raise ValueError(f"--mesh {given.mesh} has a degree of -1; expected all degrees")
     mesh = config.mesh_for(config.world_size)
     rules: list[tuple[str, str]] = []
     for text in given.spec:
@@ -194,14 +194,14 @@ def _chunks(grids: Mapping[str, ChunkGrid]) -> int:
 
 
 def _rewrite(found: Description, storage: Storage, grids: Mapping[str, ChunkGrid]) -> str:
-    """Write ``found`` into another storage, cut as ``grids`` say; a chunk at a time is in memory.
+    """Write ``found`` into another storage with the chunks of ``grids``; return the new path.
 
-    Returns the new path. Raises FileExistsError when the storage has the step already,
-    CorruptCheckpointError for what is damaged.
+    Holds one chunk in memory at a time. Raises FileExistsError when the storage has the step
+    already, CorruptCheckpointError for damaged chunks.
     """
     taken = [entry for some in entries_of(storage) for entry in some if entry.step == found.step]
     if taken:
-        raise FileExistsError(17, "there is one of this step already", storage.path(taken[0].name))
+        raise FileExistsError(17, "a checkpoint of this step exists", storage.path(taken[0].name))
     owner = new_owner()
     entry = claim_entry(storage, found.step, owner)
     reader = ChunkReader(found)
@@ -239,7 +239,7 @@ def _diff(given: argparse.Namespace) -> str:
                 "an array" if n else repr(decode(s[path], str))
                 for n, s in zip(names, leaves, strict=True)
             ]
-            # As text, so that nan is nan.
+            # Compare as text, so that nan equals nan.
             if texts[0] != texts[1]:
                 rows.append([shown(path), f"{texts[0]} and {texts[1]}"])
             continue
@@ -251,7 +251,7 @@ def _diff(given: argparse.Namespace) -> str:
     if rows:
         head += f" differ in {len(rows)} of {len(leaves[0])} leaves"
         raise _Differs("\n".join([head, *columns(rows), ""]))
-    return f"{head} are the same: {len(leaves[0])} leaves\n"
+    return f"{head} are equal: {len(leaves[0])} leaves\n"
 
 
 _Side = tuple[ChunkReader, str, ChunkGrid]
@@ -291,8 +291,8 @@ _WORDS = {
     "ls": (_ls, "list the checkpoints of a folder"),
     "show": (_show, "print the tree of a checkpoint: shapes, dtypes, chunks and values"),
     "verify": (_verify, "read all of a checkpoint and compare checksums"),
-    "reshard": (_reshard, "write a checkpoint anew, in chunks that lie along other shards"),
-    "diff": (_diff, "say in what two checkpoints differ"),
+    "reshard": (_reshard, "write a copy of a checkpoint, with chunks along other shards"),
+    "diff": (_diff, "list the differences of two checkpoints"),
 }
 
 

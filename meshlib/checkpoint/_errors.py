@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class CheckpointError(ValueError):
-    """There is no such checkpoint, or its tree is another one than that to be loaded."""
+    """A missing checkpoint, or one whose tree differs from the tree to load."""
 
 
 class CorruptCheckpointError(CheckpointError):
-    """A file of a checkpoint is missing, torn or changed; the message names it and its array."""
+    """A missing, torn or changed file of a checkpoint; the message names the file and its array."""

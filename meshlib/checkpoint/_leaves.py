@@ -1,4 +1,4 @@
-"""The arrays of a state, of whatever library: where they lie, their parts, and others like them."""
+"""The arrays of a state, of any library: their sharding, this rank's part, and their rebuilding."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Host = npt.NDArray[Any]
 
 
 def is_array(leaf: Any) -> bool:
-    """True if ``leaf`` is kept as an array: a DArray, or one of NumPy, CuPy or JAX."""
+    """Return whether ``leaf`` is saved as an array: a DArray, or one of NumPy, CuPy or JAX."""
     return isinstance(leaf, DArray | np.ndarray) or array_module(leaf) is not None or _is_jax(leaf)
 
 
 def is_wanted_array(leaf: Any) -> bool:
-    """True if ``leaf`` stands for an array to load: as a Sharding does, and any shape and dtype."""
+    """Return whether ``leaf`` describes an array to load: a Sharding, or a shape and dtype."""
     described = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     return (described and not isinstance(leaf, np.generic)) or isinstance(leaf, Sharding)
 
@@ -35,7 +35,7 @@ def _is_jax(leaf: Any) -> bool:
 
 
 def check_saved(name: str, leaf: Any) -> None:
-    """Raise TypeError, naming it, for an array that cannot be saved."""
+    """Raise TypeError, which names the array, if ``leaf`` cannot be saved."""
     if _is_jax(leaf):
         if not leaf.is_fully_addressable:
             raise TypeError(
@@ -49,21 +49,21 @@ def check_saved(name: str, leaf: Any) -> None:
     kind: type[Any] = type(leaf)
     if isinstance(leaf, np.ndarray) and kind not in (np.ndarray, np.memmap):
         raise TypeError(
-            f"array {name!r} is a {kind.__module__}.{kind.__qualname__}, of which only the elements"
-            " would be kept; expected np.asarray(array)"
+            f"array {name!r} is a {kind.__module__}.{kind.__qualname__}, but only its elements"
+            " would be saved; expected np.asarray(array)"
         )
     dtype_name(leaf.dtype, f": array {name!r}")
 
 
 def sharding_of(leaf: Any) -> Sharding | None:
-    """Return how an array lies; None for one that every rank has whole."""
+    """Return the sharding of an array; None for an array that every rank has whole."""
     if isinstance(leaf, Sharding):
         return leaf
     return leaf.sharding if isinstance(leaf, DArray) else None
 
 
 def to_host(leaf: Any) -> Host | None:
-    """Return this rank's part of an array in the host's memory: a view where it lies there."""
+    """Return this rank's part of an array in host memory: a view if it is there already."""
     local = leaf.to_local() if isinstance(leaf, DArray) else leaf
     if local is None or isinstance(local, np.ndarray):
         return cast("Host | None", local)
@@ -71,8 +71,8 @@ def to_host(leaf: Any) -> Host | None:
 
 
 Target = tuple[Box | None, Callable[[Host | None], Any]]
-"""Of an array to be loaded the part that this rank needs (None: nothing, outside of the mesh), and
-what makes of that the array.
+"""The part of an array that this rank loads (None outside of the mesh), and a function that makes
+the array from this part.
 """
 
 
@@ -87,7 +87,7 @@ def why_not_like(grid: ChunkGrid, leaf: Any) -> str | None:
     if sharding is not None and len(grid.shape) < len(sharding.dims):
         return f"has shape {grid.shape}, of which {sharding} splits dim {len(sharding.dims) - 1}"
     if sharding is not None and sharding.partial_dims and isinstance(leaf, Sharding):
-        return f"is to be loaded as {sharding}, with values that are partial"
+        return f"cannot be loaded as {sharding}, which has partial values"
     return None
 
 
@@ -101,7 +101,7 @@ def target_like(grid: ChunkGrid, leaf: Any) -> Target:
     rank = mesh.get_rank()
     inside = mesh.coordinate_of(rank) is not None
 
-    # An array or its spec may ask for the other byte order.
+    # ``leaf`` may have another byte order.
     dtype = grid.dtype if isinstance(leaf, Sharding) else np.dtype(leaf.dtype)
 
     def finish(host: Host | None) -> DArray:
@@ -117,5 +117,5 @@ def _finisher(leaf: Any) -> Callable[[Host | None], Any]:
 
         return lambda host: jax.device_put(host, leaf.sharding if leaf.committed else None)
     module = None if leaf is ... else array_module(leaf)
-    # With the dtype, which may be of the other byte order.
+    # Pass the dtype, which may have another byte order.
     return (lambda host: host) if module is None else partial(module.asarray, dtype=leaf.dtype)

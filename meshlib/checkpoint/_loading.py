@@ -1,4 +1,4 @@
-"""Loading: of each array the part that a rank needs, from whatever chunks it was saved in."""
+"""Loading: each rank reads its part of every array, however the array was cut into chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transport._crc32c import crc32c
 def load_like(
     participants: Participants, path: Any, step: Any, like: Any, *, strict: bool, verify: bool
 ) -> Any:
-    """Return the tree of a checkpoint as ``like``. See ``meshlib.checkpoint.load``."""
+    """Return the state of a checkpoint, laid out as ``like``. See ``meshlib.checkpoint.load``."""
     found = _find_together(participants, path, step)
 
     def match() -> tuple[Maker, dict[str, Target]]:
@@ -44,16 +44,16 @@ def load_like(
         for name, (box, finish) in targets.items():
             loaded[name] = finish(None if box is None else chunks.read(name, box))
 
-    # Nobody has anything of it before all have theirs.
+    # No rank returns arrays before all ranks have read theirs.
     participants.gather(read)
     return make(loaded.__getitem__)
 
 
 def _find_together(participants: Participants, path: Any, step: Any) -> Description:
-    """Return the checkpoint that the first rank finds: the newest one may be another later.
+    """Return the checkpoint that the first rank finds.
 
-    Raises, on every rank, what is wrong with the arguments of one, and CheckpointError for another
-    ``step`` on some.
+    Only one rank searches, because the newest checkpoint may change meanwhile. Raises one rank's
+    argument errors on every rank, and CheckpointError for different values of ``step``.
     """
 
     def look() -> tuple[int | None, Description | None]:
@@ -67,16 +67,16 @@ def _find_together(participants: Participants, path: Any, step: Any) -> Descript
         if other != number:
             raise CheckpointError(
                 f"step is {number} on rank {participants.ranks[0]} and {other} on rank {rank};"
-                " expected the same on all ranks"
+                " expected equal steps on all ranks"
             )
     assert found is not None
     return found
 
 
 class ChunkReader:
-    """Reads parts of arrays. Reads and checks whole chunks; without ``verify`` only needed parts.
+    """A reader of parts of arrays, which reads and checks whole chunks.
 
-    ``bytes_read`` counts.
+    Without ``verify`` it reads only the needed parts, unchecked. ``bytes_read`` counts the bytes.
     """
 
     def __init__(self, found: Description, *, verify: bool = True) -> None:
@@ -88,11 +88,11 @@ class ChunkReader:
     def read(self, name: str, box: Box) -> Host:
         """Return the part ``box`` of the array ``name``.
 
-        Raises CorruptCheckpointError that names array, chunk and file.
+        Raises CorruptCheckpointError, which names array, chunk and file.
         """
         grid = self._found.grids[name]
         chunks = list(grid.overlapping(box))
-        # Before memory is allocated: the claimed size may exceed every memory.
+        # Check before allocating: a damaged document may claim any size.
         for index in chunks:
             self._check_size(name, grid, index)
         result = np.empty(shape_of(box), grid.dtype)
@@ -117,7 +117,7 @@ class ChunkReader:
     def _read_chunk(self, name: str, grid: ChunkGrid, index: Index, box: Box, result: Host) -> None:
         has = grid.box(index)
         common = intersection(has, box)
-        assert common is not None, "the chunk was chosen for what it has of it"
+        assert common is not None, "the chunk overlaps the box"
         target = result[relative(common, box)]
         if shape_of(common) == grid.chunk_shape and target.flags.c_contiguous:
             self._fill(target.reshape(-1).view(np.uint8).data, 0, name, grid, index)
@@ -125,7 +125,7 @@ class ChunkReader:
         begin, end = 0, grid.chunk_bytes
         first = 0
         if not self._verify and grid.shape:
-            # The rows from the first to the last that is needed lie together.
+            # The needed rows are contiguous in the chunk.
             row = grid.chunk_bytes // grid.chunk_shape[0]
             first = common[0].start - has[0].start
             begin, end = first * row, (common[0].stop - has[0].start) * row
@@ -159,13 +159,13 @@ class ChunkReader:
         except FileNotFoundError:
             raise self._wrong(name, index, "is missing") from None
         if int.from_bytes(stored, "little") != crc:
-            raise self._wrong(name, index, "was changed: its checksum is another one")
+            raise self._wrong(name, index, "was changed: its checksum does not match")
         if self._found.checksum(name, index) != crc:
             raise self._wrong(
                 name,
                 index,
-                "is not the chunk that was saved: it is of another step, array or place, or another"
-                " job wrote it",
+                "is not the chunk that was saved: it belongs to another step, array or index, or"
+                " another job wrote it",
             )
 
     def check(self, name: str) -> Iterator[CorruptCheckpointError]:

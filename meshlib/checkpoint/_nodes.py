@@ -1,7 +1,7 @@
 """A tree as JSON: its nodes, and the values that they encode.
 
-A value of the usual kinds is itself; everything else is an object of one member that says what it
-is: ``{"dict": [[key, node], ...]}``, ``{"array": "model/weight"}``, ``{"float": "nan"}``.
+A common value is itself. Everything else is an object with one member, whose key is the kind:
+``{"dict": [[key, node], ...]}``, ``{"array": "model/weight"}``, ``{"float": "nan"}``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ Node = Any
 """JSON: a value, or an object of one member."""
 
 DEEPEST = 100
-"""The deepest tree allowed: walking it recurses on Python's own stack."""
+"""The largest depth of a tree, limited because walking it recurses."""
 
 
 def encode_value(value: Any, path: tuple[str, ...]) -> Node:
-    """Return a leaf that is not an array as a node; raise TypeError, naming its path.
+    """Return a leaf that is not an array as a node.
 
-    An instance of a subclass of int, str and similar types would come back as the base type.
+    Raises TypeError, which names the path, for other types. These include subclasses of int, str
+    and so on, which would be loaded as the base type.
     """
     if isinstance(value, np.generic):
         data = base64.b64encode(np.asarray(value).tobytes()).decode()
@@ -36,7 +37,7 @@ def encode_value(value: Any, path: tuple[str, ...]) -> Node:
     if value is None or kind in (bool, str):
         return value
     if kind is int:
-        # JSON's readers and Python's own limit how many digits a number may have.
+        # JSON's readers, and Python's own, limit the digits of a number.
         return value if abs(value) < 1 << 63 else {"int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
@@ -66,14 +67,14 @@ def _decode_value(node: Node) -> Any:
     if kind == "scalar":
         (value,) = np.frombuffer(base64.b64decode(data[1]), dtype_of(data[0]))
         return value
-    raise CheckpointError(f"the checkpoint has a node of the kind {kind!r}, which is not known")
+    raise CheckpointError(f"the checkpoint has a node of the unknown kind {kind!r}")
 
 
 def check_node(node: Node, arrays: AbstractSet[str], depth: int = 0) -> None:
-    """Raise an error unless ``node`` is a tree as ``encode`` makes it, of ``arrays``.
+    """Raise an error unless ``node`` is a tree from ``encode`` with the names ``arrays``.
 
-    It is a CheckpointError that says what is wrong, or a ValueError, TypeError or AttributeError of
-    what decodes values.
+    The error is a CheckpointError, or a ValueError, TypeError or AttributeError from decoding a
+    value.
     """
     if depth > DEEPEST:
         raise CheckpointError(f"the checkpoint's tree has more than {DEEPEST} levels")
@@ -97,7 +98,7 @@ def check_node(node: Node, arrays: AbstractSet[str], depth: int = 0) -> None:
 
 
 def shown(path: Sequence[Any]) -> str:
-    """Return a path as a program writes it: ``['model']['weight']``."""
+    """Return a path in Python syntax: ``['model']['weight']``."""
     return "".join(f"[{key!r}]" for key in path)
 
 
@@ -134,7 +135,7 @@ def array_of(node: Node) -> str | None:
 
 
 def decode(node: Node, array: Callable[[str], Any]) -> Any:
-    """Return the tree of ``node`` with ``array(name)`` for each array; fields come as a dict."""
+    """Return the tree of ``node`` with ``array(name)`` for each array, and a dict for fields."""
     kind, data = kind_of(node)
     if kind == "array":
         return array(data)

@@ -1,4 +1,4 @@
-"""The ranks that save or load together; an error of one is raised on all."""
+"""The ranks that save or load together; an error on one is raised on all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Participants:
     """The members of a group, or this process alone if there is no job.
 
     ``group`` is a mesh or a process group; None is the default group. Raises TypeError for
-    anything else, ValueError on a rank outside.
+    anything else, ValueError on a rank outside of the group.
     """
 
     def __init__(self, group: Group) -> None:
@@ -35,7 +35,7 @@ class Participants:
         self.rank: int = self.ranks[self.place]
 
     def with_own_group(self) -> Participants:
-        """Return the same ranks with a group of their own, for calls at another pace."""
+        """Return the same ranks with a new group, whose calls do not mix with the old one's."""
         world = find_world()
         if self.group is None or world is None:
             return self
@@ -52,7 +52,7 @@ class Participants:
 
     @property
     def is_first(self) -> bool:
-        """True if this is the rank that acts for all."""
+        """True on the rank that claims, publishes and removes checkpoints."""
         return self.place == 0
 
     def gather(self, make: Callable[[], T]) -> list[T]:
@@ -60,12 +60,12 @@ class Participants:
         return gather_or_raise(self.group, make, CheckpointError)
 
     def of_first(self, make: Callable[[], T]) -> T:
-        """Return the value of ``make()`` on the first rank, which alone calls it."""
+        """Return the value of ``make()`` on the first rank; the other ranks do not call it."""
         return self.gather(lambda: make() if self.is_first else None)[0]  # type: ignore[return-value]
 
 
 def first_difference(ranks: Sequence[int], answers: Sequence[dict[str, str]]) -> str | None:
-    """Return the first difference between a rank's lines and the first rank's; None if alike."""
+    """Return the first difference of a rank's lines from the first rank's; None if all agree."""
     mine = answers[0]
     for rank, other in zip(ranks, answers, strict=True):
         if other == mine:

@@ -1,4 +1,4 @@
-"""One rank's part of a checkpoint: its chunks, as views of the arrays or as copies."""
+"""One rank's part of a checkpoint: chunks that are views of arrays, or copies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Room = npt.NDArray[np.uint8]
 
 @dataclass
 class ChunkWrite:
-    """A chunk that this rank writes: its part in the array, as a view or a copy."""
+    """A chunk that this rank writes: its elements, as a view of the array or a copy."""
 
     array: str
     index: Index
@@ -44,7 +44,7 @@ class ChunkWrite:
     data: Host
 
     def write(self, storage: Storage, folder: str) -> int:
-        """Write it, padded with zeros to the size of a chunk, and its checksum; return that."""
+        """Write the chunk, padded with zeros to full size, and its checksum; return the latter."""
         data = little_endian(self.data)
         if data.shape != self.grid.chunk_shape:
             whole = np.zeros(self.grid.chunk_shape, data.dtype)
@@ -71,7 +71,7 @@ Checksums = dict[str, dict[Index, int]]
 
 
 class ArrayEntry(NamedTuple):
-    """An array of a state as it is kept: all of it but the values."""
+    """The description of an array of a state, without its values."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,12 +80,12 @@ class ArrayEntry(NamedTuple):
 
     @classmethod
     def of(cls, name: str, leaf: Any) -> ArrayEntry:
-        """Describe an array. Raises TypeError, naming it, for one that cannot be saved."""
+        """Describe the array ``leaf``; raise TypeError, which names it, if it cannot be saved."""
         check_saved(name, leaf)
         return cls(name, tuple(leaf.shape), np.dtype(leaf.dtype), sharding_of(leaf))
 
     def line(self) -> str:
-        """Return the properties that must be the same on all ranks."""
+        """Return the properties that must be equal on all ranks."""
         line = f"an array of {self.dtype.name}{list(self.shape)}"
         if self.sharding is None:
             return line
@@ -97,10 +97,10 @@ class ArrayEntry(NamedTuple):
 class ChunkShares:
     """The chunks of all arrays, and this rank's share of them.
 
-    It holds no values, so it serves every state with the same ``arrays``, and a ``Checkpointer``
-    computes it once. ``documents`` are those of all arrays. This rank writes the documents of the
-    arrays in ``first_chunks``, whose first chunk it has. Some arrays must be redistributed first:
-    partial values, and parts that form no grid. Their target shardings are in ``moved``. Raises
+    It holds no values, so a ``Checkpointer`` reuses it for every state with the same ``arrays``.
+    ``documents`` has the Zarr document of each array. ``first_chunks`` names the arrays whose first
+    chunk, and so whose document, this rank writes. Arrays with partial values, or with parts that
+    do not form a grid, must be redistributed first; ``moved`` has their target shardings. Raises
     CheckpointError for arrays on ranks outside of the group.
     """
 
@@ -116,7 +116,7 @@ class ChunkShares:
         self._grids: dict[str, ChunkGrid] = {}
         self.first_chunks: list[str] = []
         self.moved: dict[str, Sharding] = {}
-        # By array: the chunks that this rank writes, and where they lie in its part of the array.
+        # By array: this rank's chunks, and their slices in its part of the array.
         self._chunks: dict[str, list[tuple[Index, tuple[Any, ...]]]] = {}
         writers = Writers(participants.ranks, participants.rank)
         for kept in arrays:
@@ -146,13 +146,13 @@ class ChunkShares:
 
     @cached_property
     def lines(self) -> dict[str, str]:
-        """The properties of each array that must be equal on all ranks, by its name."""
+        """The properties of each array that must be equal on all ranks, by array name."""
         return {kept.name: kept.line() for kept in self.arrays}
 
     def pieces(self, leaves: Mapping[str, Any]) -> list[ChunkWrite]:
-        """Return this rank's pieces to write of the arrays, given by name, as views.
+        """Return this rank's chunks of the arrays ``leaves``, by name, as views.
 
-        Called by all ranks, which communicate where arrays are ``moved``.
+        All ranks must call it, because arrays in ``moved`` are redistributed.
         """
         pieces: list[ChunkWrite] = []
         for name, leaf in leaves.items():
@@ -187,7 +187,7 @@ class ChunkShares:
         return checksums
 
     def in_order(self, sums: Iterable[Checksums]) -> dict[str, list[int]]:
-        """Return the checksums of all chunks of each array, in C order, from those of each rank."""
+        """Merge the ranks' checksums; return those of each array's chunks, in C order."""
         found: Checksums = {name: {} for name in self._grids}
         for one in sums:
             for name, checksums in one.items():
@@ -199,12 +199,12 @@ class ChunkShares:
 
 
 def detach(pieces: Sequence[ChunkWrite], room: Room | None = None) -> Room:
-    """Copy the pieces into ``room``, so that the state may change, and return that memory.
+    """Copy the pieces into ``room``, so that the state may change; return the memory used.
 
-    The memory of an earlier call is reused if it is large enough: fresh memory costs more than
-    the copy.
+    A ``room`` that is None or too small is replaced. Reuse it: fresh memory costs more than the
+    copy.
     """
-    # Each at a multiple of 64, at which any dtype may begin.
+    # Each piece begins at a multiple of 64 bytes, which is aligned for any dtype.
     sizes = [-(-piece.data.nbytes // 64) * 64 for piece in pieces]
     if room is None or room.size < sum(sizes):
         room = np.empty(sum(sizes), np.uint8)

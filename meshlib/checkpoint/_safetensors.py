@@ -1,11 +1,11 @@
-"""Safetensors files, with names, shards and index as Hugging Face has them; read and written here.
+"""Export to and import from safetensors files, with Hugging Face's names, shards and index.
 
-The format (https://github.com/huggingface/safetensors#format) has three parts. First come 8 bytes
-with the length of the header, little-endian. The header is JSON: for each name ``dtype``, ``shape``
-and ``data_offsets``, its begin and end in the data. The data are the elements of all arrays, in C
-order, little-endian, without gaps. For several files, ``weight_map`` in
-``model.safetensors.index.json`` has each name's file, and only these are read. Shards without an
-index are the remains of a killed export, and are not read.
+A file (https://github.com/huggingface/safetensors#format) has three parts. The first 8 bytes are
+the length of the header, little-endian. The header is JSON: for each array its ``dtype``, ``shape``
+and ``data_offsets``, the begin and end in the data. The data are the elements of all arrays, in C
+order, little-endian, without gaps. If there are several files, ``weight_map`` in
+``model.safetensors.index.json`` names the file of each array, and only these files are read. Shards
+without an index are left over from a killed export, and are an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
-_LONGEST_HEADER = 100_000_000  # as the reference implementation has it
+_LONGEST_HEADER = 100_000_000  # the reference implementation's limit
 _SHARD = re.compile(r"model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 _NAMES = {
     "bool": "BOOL",
@@ -64,26 +64,27 @@ def export_safetensors(
     rename: Callable[[str], str | None] | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> list[str]:
-    """Write the arrays of a checkpoint as safetensors files; one process calls, array by array.
+    """Write the arrays of a checkpoint as safetensors files. Call it on one process only.
+
+    Holds one array in memory at a time.
 
     Args:
         path: A checkpoint, or a folder of them.
-        folder: The target folder, made if need be: ``model.safetensors``, or several files
-            (``model-00001-of-00002.safetensors``) with an index. Files of an earlier export are
-            replaced or removed; other files stay.
+        folder: The target folder, created if necessary. It gets ``model.safetensors``, or several
+            files (``model-00001-of-00002.safetensors``) with an index. Files of an earlier export
+            are replaced or removed; other files remain.
         step: The step of the checkpoint in a folder; by default the newest.
-        prefix: Export only arrays below it, ``"model/"``. It is cut from the names, and each other
-            ``/`` in them becomes ``.``.
-        rename: A function that returns what an array of this name is called in the files, or None
-            to leave it out.
+        prefix: Export only arrays whose names begin with it, such as ``"model/"``. It is cut from
+            the names, and each other ``/`` becomes ``.``.
+        rename: A function from an array's name to its name in the files, or None to omit the array.
         max_shard_bytes: The largest size of the arrays in one file.
 
     Returns:
         The names of the files.
 
     Raises:
-        CheckpointError: If there is no checkpoint, no such array, a name twice, or a dtype that
-            safetensors does not have.
+        CheckpointError: If there is no checkpoint, no array below ``prefix``, a repeated name, or a
+            dtype that safetensors lacks.
         CorruptCheckpointError: For files of the checkpoint that are torn or changed.
     """
     found = find(path, step)
@@ -115,12 +116,14 @@ def _write_files(
     arrays: Mapping[str, _Array],
     max_shard_bytes: int,
 ) -> list[str]:
-    """Write ``arrays`` into as many files as that takes, and an index if there are several."""
+    """Write ``arrays`` into one or more files, and an index for several; return their names."""
     shards: list[dict[str, _Array]] = [{}]
     size = 0
     for name, (_, grid) in arrays.items():
         if grid.dtype.name not in _NAMES:
-            raise CheckpointError(f"array {name!r} has dtype {grid.dtype}, not in safetensors")
+            raise CheckpointError(
+                f"array {name!r} has dtype {grid.dtype}, which safetensors does not have"
+            )
         if shards[-1] and size + grid.nbytes > max_shard_bytes:
             shards.append({})
             size = 0
@@ -150,10 +153,10 @@ def _unfinished(path: Path) -> Path:
 def _replace(top: Path, files: Sequence[str]) -> None:
     """Replace the files of an earlier export by the written ones.
 
-    At any moment what can be read is of one export: the old one, the new one, or none.
+    At any moment, readers see files of one export only: the old one, the new one, or none.
     """
     if len(files) > 1:
-        # Without an index no shard is read.
+        # Shards without an index are not read.
         (top / SINGLE).unlink(missing_ok=True)
         (top / INDEX).unlink(missing_ok=True)
     for file in files:
@@ -161,7 +164,7 @@ def _replace(top: Path, files: Sequence[str]) -> None:
     if len(files) > 1:
         _unfinished(top / INDEX).replace(top / INDEX)
     else:
-        (top / INDEX).unlink(missing_ok=True)  # from now on the single file is read
+        (top / INDEX).unlink(missing_ok=True)  # now the single file is read
         _unfinished(top / INDEX).unlink()
     for path in top.iterdir():
         if _SHARD.fullmatch(path.name) and path.name not in files:
@@ -171,7 +174,7 @@ def _replace(top: Path, files: Sequence[str]) -> None:
 def _write_file(path: Path, reader: ChunkReader, arrays: Mapping[str, _Array]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
-    # The largest elements first, as the reference implementation orders them: all are aligned.
+    # Largest elements first, as in the reference implementation, so that all are aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1][1].dtype.itemsize, item[0]))
     for called, (_, grid) in ordered:
         end = begin + grid.nbytes
@@ -188,15 +191,15 @@ def _write_file(path: Path, reader: ChunkReader, arrays: Mapping[str, _Array]) -
 
 
 class SafetensorsFiles(Mapping[str, Host]):
-    """The arrays in a safetensors file, or in a folder of them, by name: mapped, not read.
+    """The arrays in a safetensors file, or in a folder of them, by name; mapped into memory.
 
     Args:
         path: A file, or a folder with an index, with ``model.safetensors``, or with
             ``*.safetensors`` files of other names.
 
     Raises:
-        CorruptCheckpointError: For a file that is torn, or no safetensors; it names it.
-        CheckpointError: If there is none, an index names a missing file, or shards have no
+        CorruptCheckpointError: For a file that is torn or not safetensors; the message names it.
+        CheckpointError: If there is no file, an index names a missing file, or shards have no
             index.
     """
 
@@ -229,14 +232,12 @@ def _files_without_index(top: Path) -> list[Path]:
     files = sorted(top.glob("*.safetensors"))
     shards = [file.name for file in files if _SHARD.fullmatch(file.name)]
     if shards:
-        raise CheckpointError(
-            f"{top} has {shards[0]}, but no {INDEX}: an export that was not finished"
-        )
+        raise CheckpointError(f"{top} has {shards[0]}, but no {INDEX}: its export was not finished")
     return files
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Return the file of each name, as an index has it: one in its folder."""
+    """Return the file name of each array from an index; raise CheckpointError for other folders."""
     try:
         weight_map = json.loads(path.read_bytes())["weight_map"]
         wrong = [
@@ -245,11 +246,11 @@ def _weight_map(path: Path) -> dict[str, str]:
             if not isinstance(file, str) or Path(file).name != file or "\0" in file
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{path} is torn, or no index: {error}") from None
+        raise CorruptCheckpointError(f"{path} is torn or not an index: {error}") from None
     if wrong:
         name, file = wrong[0]
         raise CheckpointError(
-            f"{path} says that {name!r} is in {file!r}; expected the name of a file beside it"
+            f"{path} says that {name!r} is in {file!r}; expected a file name in the same folder"
         )
     return weight_map
 
@@ -260,14 +261,14 @@ def _map_indexed(top: Path, weight_map: Mapping[str, str]) -> dict[str, Host]:
     if missing:
         name = missing[0]
         raise CheckpointError(
-            f"{top / INDEX} says that {name!r} is in {weight_map[name]!r}, which does not have it"
+            f"{top / INDEX} says that {name!r} is in {weight_map[name]!r}, which lacks it"
         )
     return {name: files[file][name] for name, file in weight_map.items()}
 
 
 def _map_file(path: Path) -> dict[str, Host]:
     if not path.is_file():  # a pipe would block the call
-        raise CheckpointError(f"{path} is missing, or no file")
+        raise CheckpointError(f"{path} is missing or not a file")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -279,12 +280,12 @@ def _map_file(path: Path) -> dict[str, Host]:
         begin = _LENGTH_BYTES + length
         return {name: _map_array(path, begin, size, name, one) for name, one in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpointError(f"{path} is torn, or no safetensors file: {error}") from None
+        raise CorruptCheckpointError(f"{path} is torn or not a safetensors file: {error}") from None
 
 
 def _map_array(path: Path, begin: int, size: int, name: str, one: Mapping[str, Any]) -> Host:
     if one["dtype"] not in _DTYPES:
-        raise ValueError(f"{name!r} has dtype {one['dtype']!r}, which is not known")
+        raise ValueError(f"{name!r} has the unknown dtype {one['dtype']!r}")
     dtype = dtype_of(_DTYPES[one["dtype"]]).newbyteorder("<")
     shape: Sequence[int] = tuple(one["shape"])
     start, stop = one["data_offsets"]
@@ -294,7 +295,7 @@ def _map_array(path: Path, begin: int, size: int, name: str, one: Mapping[str, A
         raise ValueError(f"{name!r} of shape {shape} has the bytes {start} to {stop}")
     if start == stop:
         return np.empty(shape, dtype)
-    # Of bytes, because an array may begin anywhere.
+    # Map bytes, because an array may begin at any offset.
     flat = np.memmap(path, np.uint8, "r", begin + start, (stop - start,))
     return flat.view(dtype).reshape(shape)
 
@@ -308,21 +309,21 @@ def import_safetensors(
 ) -> str:
     """Write the arrays of safetensors files as a checkpoint, which loads on any mesh.
 
-    All ranks of the job call, and share the work; or one process without a job.
+    All ranks of the job must call it and share the work. Without a job, one process calls it.
 
     Args:
         files: A file, or a folder with an index or several files.
-        path: The folder in which the checkpoint is made.
-        step: Its step.
-        rename: A function that returns what an array of this name is called in the checkpoint, or
-            None to leave it out.
+        path: The folder that gets the checkpoint.
+        step: The checkpoint's step.
+        rename: A function from an array's name to its name in the checkpoint, or None to omit the
+            array.
 
     Returns:
         The path of the checkpoint; its tree is ``{"model": {name: array}}``.
 
     Raises:
-        CheckpointError: If a file is missing or torn, or a name comes twice.
-        OSError: If a rank cannot write.
+        CheckpointError: If a file is missing or torn, or a name is repeated.
+        OSError: On every rank, if one cannot write.
     """
     arrays: dict[str, Host] = {}
     for name, array in SafetensorsFiles(files).items():

@@ -1,11 +1,11 @@
-"""Saving: agree on the tree, write chunks, publish the checkpoint at once.
+"""Saving: agree on the tree, write chunks, publish the checkpoint atomically.
 
 1. Each rank flattens its state. The ranks compare digests; if these differ, the error names the
    first difference. The first rank claims a folder.
 2. Each rank writes its own chunks (``meshlib.checkpoint._files.layout``).
-3. Each rank reports that its chunks are on the disk, with their checksums. Then the first rank
-   writes the ``zarr.json`` at the top under another name and renames it, which publishes the
-   checkpoint. At the end it removes the unfinished saves that it found at the beginning.
+3. Each rank reports its chunks' checksums once they are on the disk. Then the first rank writes the
+   ``zarr.json`` at the top under another name and renames it, which publishes the checkpoint. At
+   the end it removes the unfinished saves that it found at the beginning.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from transport._errors import DistError
 
 
 class _Written(NamedTuple):
-    """A rank's writes: the place of its storage, and the checksums of its chunks."""
+    """A rank's report: the place of its storage, and the checksums of its chunks."""
 
     place: str
     checksums: Checksums
 
 
 class Save:
-    """One checkpoint on its way. Made and written by all ranks of ``participants`` together.
+    """A save of one checkpoint, made and written by all ranks of ``participants`` together.
 
-    Raises the errors of ``meshlib.checkpoint.save``. A ``detached`` save sends nothing before
-    ``write``, which also raises its errors. (It does send if arrays must be redistributed first.)
-    The ``shares`` of an earlier save, passed as ``known``, serve this one if its arrays differ only
-    in their values.
+    Raises the errors of ``meshlib.checkpoint.save``. A ``detached`` save communicates only in
+    ``write``, which also raises its errors, unless arrays must be redistributed first. The
+    ``shares`` of an earlier save, passed as ``known``, are reused if only the arrays' values
+    differ.
     """
 
     _storage: Storage
     _tree: Any
     _entry: StoredCheckpoint | None = None
     shares: ChunkShares | None = None
-    """The chunks that this rank writes; None while that is unknown."""
+    """The chunks that this rank writes; None until the state is flattened."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Save:
         elif self.shares is not None and self.shares.moved:
             try:
                 self._agree()
-            except Exception as error:  # noqa: BLE001 (raised by ``write``, as on ranks without such)
+            except Exception as error:  # noqa: BLE001 (``write`` raises it, as on the other ranks)
                 self._failed = error
                 return
         try:
@@ -103,10 +103,10 @@ class Save:
     def detach(self, room: Room | None) -> Room | None:
         """Copy the data to write, so that the state may change; return the memory of the copy.
 
-        That is ``room`` if it is large enough. What goes wrong ``write`` raises.
+        That is ``room`` if it is large enough. ``write`` raises any error of the copy.
         """
         before = self._wrong
-        self._wrong = before or CheckpointError("the copy of the state was broken off")
+        self._wrong = before or CheckpointError("the copy of the state was interrupted")
         try:
             room = detach(self._pieces, room)
             self._wrong = before
@@ -116,7 +116,7 @@ class Save:
 
     @property
     def entry(self) -> StoredCheckpoint:
-        """The entry that the checkpoint will have, once that is agreed."""
+        """The checkpoint's entry in the folder, once the ranks have agreed on it."""
         assert self._entry is not None
         return self._entry
 
@@ -125,7 +125,7 @@ class Save:
     def _flatten(
         self, storage: Callable[[], Storage], state: Any, step: int, known: ChunkShares | None
     ) -> dict[str, Any]:
-        """Take the state apart; return its arrays by name."""
+        """Encode the state's tree; return its arrays by name."""
         self._storage = storage()
         self._step, self._metric = check_step(step), check_metric(self._metric)
         self._tree, arrays = encode(state)
@@ -153,12 +153,12 @@ class Save:
                 own = {"'s step": str(self._step), "'s metric": str(self._metric), **self._lines()}
                 difference = first_difference(participants.ranks, participants.gather(lambda: own))
                 raise CheckpointError(
-                    f"{difference}; expected the same tree on all ranks (what differs by rank is a"
-                    " DArray, or not in it)"
+                    f"{difference}; expected equal trees on all ranks (use a DArray for values that"
+                    " differ by rank)"
                 )
 
     def _lines(self) -> dict[str, str]:
-        """Return a line for each leaf, by its path; the lines must be the same on all ranks."""
+        """Return a line for each leaf, by its path; all ranks must have equal lines."""
         assert self.shares is not None
         lines: dict[str, str] = {}
         for path, leaf in leaves_of(self._tree):
@@ -170,7 +170,7 @@ class Save:
     def _or_give_up(self) -> Generator[None]:
         try:
             yield
-        except BaseException as error:  # an interrupted wait, too
+        except BaseException as error:  # including an interrupted wait
             self._give_up(error)
             raise
 
@@ -180,13 +180,13 @@ class Save:
             return
         entry, storage = self._entry, self._storage
         if self._owner not in storage.claims(entry.name):
-            return  # published, or taken away by another
+            return  # published, or removed by another job
         if isinstance(error, Exception) and not isinstance(error, DistError):
-            # All ranks have told, so none writes any more.
+            # All ranks have reported, so none is still writing.
             storage.remove_unfinished(entry.name)
             sweep(storage, self._unfinished)
         else:
-            # Some rank may still be writing. Without a claim it is the next save's to remove.
+            # A rank may still be writing. The next save removes the folder without a claim.
             storage.withdraw(entry.name)
 
     # ------------------------------------------------------------------ writing
@@ -194,7 +194,7 @@ class Save:
     def write(self, keeping: Keeping) -> str:
         """Write this rank's chunks; return the path when the checkpoint is complete.
 
-        The first rank then removes what ``keeping`` does not keep, before the others go on.
+        Before the others continue, the first rank removes checkpoints as ``keeping`` demands.
         """
         if self._failed is not None:
             raise self._failed
@@ -215,7 +215,7 @@ class Save:
             return _Written(storage.place, checksums)
 
         def commit() -> None:
-            self._check_seen(written)
+            self._check_visible(written)
             groups = groups_above(list(shares.documents))
             checksums = shares.in_order(one.checksums for one in written)
             document = make_document(
@@ -224,7 +224,7 @@ class Save:
             try:
                 storage.publish(entry.name, self._owner, document)
             except OSError:
-                # It may be there whole, but perhaps not for good.
+                # The document may be complete, but not durable.
                 storage.remove(entry.name)
                 raise
             keeping.clean(storage, entry)
@@ -237,11 +237,11 @@ class Save:
             undo.pop_all()
         return storage.path(entry.name)
 
-    def _check_seen(self, written: Sequence[_Written]) -> None:
-        """Raise CheckpointError unless the first rank finds the files that the others have written.
+    def _check_visible(self, written: Sequence[_Written]) -> None:
+        """Raise CheckpointError unless the first rank sees the files that the others have written.
 
-        It checks one file of each host. A folder on a machine's own disk has the same path
-        everywhere, and each machine would keep only a part of a checkpoint that counts as complete.
+        Checks one file of each host. A path on the hosts' own disks exists everywhere, but each
+        disk would hold only a part of the checkpoint.
         """
         ranks, storage = self._participants.ranks, self._storage
         files: dict[str, tuple[int, str]] = {}
@@ -252,8 +252,8 @@ class Save:
         for rank, file in files.values():
             if not storage.exists(file):
                 raise CheckpointError(
-                    f"rank {rank} has written {file}, but rank {ranks[0]} finds no"
-                    f" {storage.path(file)}; expected a path that leads to one folder on all ranks"
+                    f"rank {rank} has written {file}, but rank {ranks[0]} does not find"
+                    f" {storage.path(file)}; expected a path to one folder that all ranks share"
                 )
 
 

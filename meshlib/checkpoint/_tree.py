@@ -1,4 +1,4 @@
-"""The tree of a state: arrays are taken out, the rest becomes nodes; and back.
+"""Conversion between the tree of a state and its JSON nodes with separate arrays.
 
 A tree is made of dicts (keys: str, int), lists, tuples, named tuples and dataclass instances. Its
 leaves are arrays and values: None, bool, int, float, complex, str, bytes and NumPy's scalars.
@@ -31,16 +31,16 @@ from meshlib.checkpoint._nodes import (
 )
 
 Maker = Callable[[Callable[[str], Any]], Any]
-"""Makes a tree, given a function that returns the array of a name."""
+"""A function that makes a tree from a function ``array(name)``."""
 
 _LONGEST_NAME = 200  # a file's name may have 255 bytes
 _SHOWN_DIFFERENCES = 8
 
 
 def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
-    """Return ``tree`` as JSON, and its arrays by name: the path with ``/`` between the keys.
+    """Return ``tree`` as JSON, and its arrays by name: the keys of the path joined by ``/``.
 
-    Raises TypeError with the path for an object that is not a tree, value or array. Raises it too
+    Raises TypeError, which names the path, for an object that is not a tree, value or array. Also
     for a part of the tree that could not be rebuilt from its items.
     """
     arrays: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def encode(tree: Any) -> tuple[Node, dict[str, Any]]:
             raise TypeError(f"state{shown(path)} is deeper than {DEEPEST} levels")
         kind, items = children
         if type(node) not in (dict, list, tuple):
-            _check_made_again(node, items, path)
+            _check_rebuilt(node, items, path)
         encoded = [(key, walk(child, (*path, str(key)))) for key, child in items]
         if kind in ("list", "tuple"):
             return {kind: [child for _, child in encoded]}
@@ -71,9 +71,9 @@ Items = list[tuple[Any, Any]]
 
 
 def children_of(node: Any, path: Sequence[Any] = ()) -> tuple[str, Items] | None:
-    """Return a kind of tree (dict, fields, list, tuple) and its children by key; None for a leaf.
+    """Return a node's kind (dict, fields, list, tuple) and its children by key; None for a leaf.
 
-    Raises TypeError, naming the ``path``, for a dict with keys that are neither str nor int.
+    Raises TypeError, which names the ``path``, for a dict with keys that are neither str nor int.
     """
     if isinstance(node, Mapping):
         items = list(cast("Mapping[Any, Any]", node).items())
@@ -98,28 +98,28 @@ def _fields_of(node: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _check_made_again(node: Any, items: Items, path: Sequence[Any]) -> None:
-    """Raise TypeError unless ``made_like`` gives a part of a tree back that is not a plain one."""
+def _check_rebuilt(node: Any, items: Items, path: Sequence[Any]) -> None:
+    """Raise TypeError unless ``made_like`` rebuilds ``node``, whose type is not a plain one."""
     kind: type[Any] = type(node)
-    # An immutable mapping keeps its items in attributes of its own.
+    # An immutable mapping stores its items in attributes of its own.
     if isinstance(node, dict | list | tuple) or dataclasses.is_dataclass(node):
         more = vars(node).keys() - {key for key, _ in items} if hasattr(node, "__dict__") else ()
-        why = f"it has the attributes {sorted(more)} besides" if more else ""
+        why = f"it has the additional attributes {sorted(more)}" if more else ""
     else:
-        why = "it is more than its items" if isinstance(node, MutableMapping) else ""
+        why = "it may have state besides its items" if isinstance(node, MutableMapping) else ""
     if not why:
         try:
             made = made_like(node, items)
             again = cast("Any", children_of(made))[1]
             pairs = zip(items, again, strict=True)
             same = type(made) is kind and all(k == q and v is w for (k, v), (q, w) in pairs)
-            why = "" if same else "that gives another one"
+            why = "" if same else "the result differs"
         except Exception as error:  # noqa: BLE001 (of any class of the user's)
             why = f"{type(error).__name__}: {error}"
     if why:
         raise TypeError(
-            f"state{shown(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be made"
-            f" again from its items ({why}); expected a dict, list, tuple or dataclass"
+            f"state{shown(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be"
+            f" rebuilt from its items ({why}); expected a dict, list, tuple or dataclass"
         )
 
 
@@ -130,7 +130,7 @@ def made_like(like: Any, items: Items) -> Any:
     if kind in (dict, list, tuple):
         return kind(items) if kind is dict else kind(values)
     if isinstance(like, dict):
-        made = copy.copy(cast("dict[Any, Any]", like))  # with the factory of a defaultdict
+        made = copy.copy(cast("dict[Any, Any]", like))  # keeps the factory of a defaultdict
         made.clear()
         for key, value in items:
             made[key] = value
@@ -143,7 +143,7 @@ def made_like(like: Any, items: Items) -> Any:
         return kind(dict(items))
     if isinstance(like, tuple):
         return cast("Any", kind)._make(values) if hasattr(kind, "_fields") else kind(values)
-    # Past the constructor, which takes not all fields, and computes some; and past frozen ones.
+    # Bypass the constructor, which may lack fields and compute others, and frozen's __setattr__.
     made = object.__new__(kind)
     for name, value in items:
         object.__setattr__(made, name, value)
@@ -151,7 +151,10 @@ def made_like(like: Any, items: Items) -> Any:
 
 
 class _Names:
-    """Names for arrays: each key fit for a file, none twice (of 1 and "1"), none a group too."""
+    """Unique names for arrays, with keys that are valid file names.
+
+    Keys such as 1 and "1" get different names, and no name is both an array's and a group's.
+    """
 
     def __init__(self) -> None:
         self._arrays: set[str] = set()
@@ -184,14 +187,14 @@ def _file_name(key: str) -> str:
     return f"{name[: _LONGEST_NAME - 20]}~{digest[:16]}"
 
 
-# ---------------------------------------------------------------------------- a tree like another
+# ---------------------------------------------------------------------------- matching trees
 
 
 class Matching:
-    """Compares a checkpoint's tree with the tree to load, and notes the differences.
+    """A comparison of a checkpoint's tree with the tree to load, which collects the differences.
 
-    ``grids`` has the checkpoint's arrays, by name. ``wanted`` has those that are needed afterwards,
-    each with its leaf (``...`` for one that is wanted as it is).
+    ``grids`` has the checkpoint's arrays, by name. ``wanted`` has the arrays to read, each with the
+    leaf that describes its form (``...`` for the saved form).
     """
 
     def __init__(self, grids: Mapping[str, ChunkGrid], *, strict: bool) -> None:
@@ -201,16 +204,16 @@ class Matching:
         self.differences: list[str] = []
 
     def check(self, where: str) -> None:
-        """Raise CheckpointError that lists the differences, if there are any."""
+        """Raise CheckpointError, which lists the differences, if there are any."""
         if not self.differences:
             return
         shown = self.differences[:_SHOWN_DIFFERENCES]
         if len(self.differences) > len(shown):
             shown.append(f"and {len(self.differences) - len(shown)} more")
-        raise CheckpointError(f"{where} differs from what is to be loaded: {'; '.join(shown)}")
+        raise CheckpointError(f"{where} differs from the tree to load: {'; '.join(shown)}")
 
     def match(self, node: Node, like: Any, path: tuple[Any, ...] = ()) -> Maker:
-        """Return a function of ``array(name)`` that makes the tree; note the differences."""
+        """Return the ``Maker`` of the tree; collect differences."""
         if like is ... or isinstance(like, FunctionType | MethodType):
             self._lay_out(node, like, path)
             return partial(decode, node)
@@ -231,7 +234,7 @@ class Matching:
         return self._match_children(node, like, children[1], path)
 
     def _lay_out(self, node: Node, like: Any, path: tuple[Any, ...]) -> None:
-        """Note the wanted forms of the arrays below: from a function, or their own."""
+        """Add the arrays below ``node`` to ``wanted``, in the form that ``like`` returns or is."""
         for below, leaf in leaves_of(node):
             name = array_of(leaf)
             if name is None:
@@ -241,7 +244,7 @@ class Matching:
             )
             if chosen is ...:
                 continue
-            wrong = f"is to be like {chosen!r}, says {like!r}; expected a Sharding or ..."
+            wrong = f"got {chosen!r} from {like!r}; expected a Sharding or ..."
             if is_wanted_array(chosen):
                 wrong = why_not_like(self._grids[name], chosen)
             if wrong is not None:
@@ -257,10 +260,10 @@ class Matching:
             if key in there:
                 makers.append((key, self.match(there.pop(key), child, (*path, key))))
             else:
-                self._differ((*path, key), "is missing in it")
+                self._differ((*path, key), "is missing in the checkpoint")
         if self._strict:
             for key in there:
-                self._differ((*path, key), "is there too")
+                self._differ((*path, key), "is only in the checkpoint")
         return partial(_made, like, makers)
 
     def _differ(self, path: tuple[Any, ...], what: str) -> Maker:

@@ -1,7 +1,7 @@
 """Collectives inside ``jax.jit``, on plain arrays: ``import meshlib.jit``. Needs JAX.
 
-See ``meshlib.jit._functions`` for what holds for all, and ``README.md`` beside it for how calls are
-kept in order. ``meshlib.extend.jit`` has what they are made of.
+``meshlib.jit._functions`` describes the rules common to all functions, and ``README.md`` in the
+same folder explains how calls are kept in order. ``meshlib.extend.jit`` has the building blocks.
 """
 
 from meshlib.jit._functions import (

@@ -1,4 +1,4 @@
-"""The public functions' checks of arguments, and the group that carries their calls."""
+"""Checks of the public functions' arguments, and the group that carries their calls."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from transport._operands.reduce_op import RedOpType, ReduceOp
 def calls_group(group: Group) -> ProcessGroup:
     """Return the group that carries the calls of jitted programs on ``group``.
 
-    They have one of their own: they happen when XLA gets to them, whatever the main thread calls
-    meanwhile, and would otherwise mix with its calls.
+    It is a derived group: XLA chooses the moment of a program's calls, which must not match the
+    main thread's calls on ``group``. Raises ValueError on a rank that is not a member.
     """
-    internals()  # says, if need be, that this JAX is not tested
+    internals()  # raises for an untested version of JAX
     base = resolve_process_group(group)
     if base.rank() < 0:
         raise ValueError(f"group: this rank is not a member of {base}")
@@ -44,7 +44,10 @@ def calls_group(group: Group) -> ProcessGroup:
 
 
 def prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
-    """Return ``x`` as an array of JAX, and the group that carries its call."""
+    """Return ``x`` as a JAX array, and the group that carries its call.
+
+    Raises TypeError for a dtype that cannot be communicated.
+    """
     x = jnp.asarray(x)
     if not isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"x has dtype {x.dtype}, which cannot be communicated")
@@ -53,7 +56,7 @@ def prepare(x: Any, group: Group) -> tuple[jax.Array, ProcessGroup]:
 
 
 def multiplied(x: jax.Array, op: Any) -> tuple[jax.Array, ReduceOp]:
-    """Return the checked array and op of a reduction: a PREMUL_SUM becomes a SUM of products."""
+    """Return the array and checked op of a reduction; a PREMUL_SUM becomes a SUM of products."""
     op = check_op(op, np.dtype(x.dtype))
     if op.kind is not RedOpType.PREMUL_SUM:
         return x, op
@@ -61,7 +64,7 @@ def multiplied(x: jax.Array, op: Any) -> tuple[jax.Array, ReduceOp]:
 
 
 def check_axis(axis: int, ndim: int, name: str) -> int:
-    """Return ``axis`` counted from 0; raise ValueError about ``name`` if it is not there."""
+    """Return ``axis`` counted from 0; raise ValueError, which names ``name``, if out of range."""
     if not -ndim <= axis < ndim:
         raise ValueError(f"{name} is {axis}; expected {-ndim} to {ndim - 1}")
     return axis % ndim
@@ -70,7 +73,11 @@ def check_axis(axis: int, ndim: int, name: str) -> int:
 def check_sizes(
     sizes: Sequence[int], x: jax.Array, axis: int, calls: ProcessGroup, tiled: bool
 ) -> tuple[int, ...]:
-    """Return ``sizes`` as a tuple, which has this member's length of ``x`` in its place."""
+    """Return ``sizes`` as a tuple.
+
+    Raises ValueError unless ``tiled``, for a wrong number of sizes, and when this member's size is
+    not the length of ``x`` along ``axis``.
+    """
     lengths = tuple(to_whole_number(size, f"sizes[{i}]") for i, size in enumerate(sizes))
     if not tiled:
         raise ValueError(f"sizes is {list(lengths)}, which goes with tiled=True only")
@@ -87,7 +94,10 @@ def check_sizes(
 
 
 def split_rows(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:
-    """Return ``x`` with the members' parts along ``axis`` as dim 0."""
+    """Return ``x`` with the members' parts along ``axis`` moved to dim 0.
+
+    Raises ValueError when ``axis`` does not have a part for each of ``size`` members.
+    """
     if x.ndim == 0:
         raise ValueError(f"x has no dims; expected one with a part for each of {size} members")
     length = x.shape[axis]
@@ -105,13 +115,13 @@ def split_rows(x: jax.Array, axis: int, size: int, tiled: bool) -> jax.Array:
 
 
 def is_tree(x: Any) -> bool:
-    """True if ``x`` is a pytree other than a single leaf."""
+    """Return whether ``x`` is a pytree other than a single leaf."""
     leaves, structure = jax.tree_util.tree_flatten(x)
     return bool(leaves) and not jax.tree_util.treedef_is_leaf(structure)
 
 
 def in_one_call(call: Callable[[jax.Array], jax.Array], tree: Any, group: Group) -> Any:
-    """Apply ``call`` to the tree's leaves, with leaves of one dtype joined."""
+    """Return ``tree`` with ``call`` applied to its leaves, in one call per dtype."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = [prepare(leaf, group)[0] for leaf in leaves]
     by_dtype: dict[Any, list[int]] = {}

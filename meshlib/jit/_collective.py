@@ -1,7 +1,7 @@
-"""The primitive behind every collective inside ``jax.jit``, and how it is transformed.
+"""The primitive behind every collective inside ``jax.jit``, and its transformations.
 
-What differs between collectives is in their ``Kind`` objects (``meshlib.jit._kinds``); the rules
-for derivatives, ``vmap`` and compilation are written here once.
+The rules for derivatives, ``vmap`` and compilation are the same for all collectives. Subclasses of
+``InJit`` (``meshlib.jit._kinds``) contain the differences.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class InJit(ABC):
     group: ProcessGroup
 
     makes_call = True
-    """True if a call is needed: if not, the result is the operand."""
+    """False if the result is the operand and no call is needed."""
 
     in_place = False
     """True if the result begins as the operand, in the same memory."""
 
     is_template = False
-    """True if only the operand's shape and dtype matter: the call is made without it."""
+    """True if only the operand's shape and dtype matter: the call does not get it."""
 
     only_sends = False
-    """True if no data comes back: the result is the operand itself, or the one of ``returned``."""
+    """True if the call receives no data: the result is that of ``returned``."""
 
     operand_has_rows = result_has_rows = False
     """True if dim 0 has one part for each member."""
@@ -49,8 +49,8 @@ class InJit(ABC):
     anchored = False
     """True if the result depends on another member's data, even if the operand is constant.
 
-    Its tangents and transposes then carry an anchor, a slice of its data. So they are
-    differentiated wherever it is.
+    Its tangents and transposes then carry an anchor, a slice of the operand, so that JAX
+    differentiates them wherever it differentiates the collective.
     """
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -58,19 +58,20 @@ class InJit(ABC):
         return x
 
     def returned(self, x: jax.Array) -> jax.Array:
-        """Return the result where it ``only_sends``."""
+        """Return the result of a collective that ``only_sends``: by default the operand."""
         return x
 
     @abstractmethod
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
         """Return the function that makes the call for operands like ``x`` in a program.
 
-        It is asked for while the program is compiled: what shape and dtype settle is done here,
-        and not in each call. Written on one line: see ``CallSite.name``.
+        Runs while the program is compiled, so that each call need not redo work that depends on
+        shape and dtype only. The returned function must be written on one line; see
+        ``CallSite.name``.
         """
 
     def direct(self, x: jax.ShapeDtypeStruct) -> DirectCall | None:
-        """Return the same call as compiled code may make it; None: only Python can."""
+        """Return the call for compiled code to make, or None if only Python can make it."""
         del x
         return None
 
@@ -78,13 +79,13 @@ class InJit(ABC):
     def transposed(self) -> InJit | None:
         """Return the collective that maps the result's cotangent to the operand's.
 
-        None for one that is not linear: it has a ``tangent`` of its own.
+        None for a nonlinear collective, which overrides ``tangent``.
         """
 
     def differential(self) -> InJit:
-        """Return the collective that maps the operand's tangent to the result's, of a linear one.
+        """Return the collective that maps the operand's tangent to the result's.
 
-        Itself, except for the number under which it is made.
+        A linear collective is its own differential, except for the group that makes its calls.
         """
         return self
 
@@ -94,9 +95,9 @@ class InJit(ABC):
         return bind(self.differential(), t)
 
     def batched(self, x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-        """Return the operand of one call for all elements of ``x`` along ``dim``.
+        """Return the operand of one call for a batch of operands, and the result's batch dim.
 
-        And the dim along which they are in its result.
+        ``x`` holds the batch along ``dim``.
         """
         return x, dim
 
@@ -110,16 +111,16 @@ def bind(
     site: CallSite | None = None,
     anchors: Sequence[jax.Array] = (),
 ) -> jax.Array:
-    """Make ``collective`` part of the program that is being traced (or make it now).
+    """Add ``collective`` to the program that is being traced, or run it now outside of tracing.
 
-    Reports name ``site``, by default the nearest user's line on the stack. The call also depends on
+    Reports name ``site``, by default the user's nearest line on the stack. The call also depends on
     the ``anchors`` (see ``InJit.anchored``); their values do not matter.
     """
     return _collective_p.bind(x, *anchors, collective=collective, site=site or CallSite.of_caller())
 
 
 def host_struct(x: jax.ShapeDtypeStruct, has_rows: bool) -> jax.ShapeDtypeStruct:
-    """Return the shape in which arrays like ``x`` go to the host, (n,) or (rows, n); the dtype."""
+    """Return the host's shape of arrays like ``x``, (n,) or (rows, n), and their dtype."""
     shape = (x.shape[0], math.prod(x.shape[1:])) if has_rows else (math.prod(x.shape),)
     return jax.ShapeDtypeStruct(shape, x.dtype)
 
@@ -132,14 +133,13 @@ def _compiled(
     operand = jax.ShapeDtypeStruct(x.shape, x.dtype)
     result = collective.result(operand)
     function = collective.function(operand)
-    # Free: the elements stay where they are.
     flat = x.reshape(host_struct(operand, collective.operand_has_rows).shape)
     operands = [] if collective.is_template else [flat]
     out = host_call(
         function if site is None else site.name(function),
         [] if collective.only_sends else [host_struct(result, collective.result_has_rows)],
         *operands,
-        # Nobody reads them; but the call is made when they are there, not before.
+        # The function does not read them, but they delay the call until they are computed.
         *anchors,
         ordered=True,
         aliases=((0, 0),) if collective.in_place and operands else (),
@@ -169,7 +169,7 @@ def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> t
     if not collective.anchored:
         return y, collective.tangent(x, y, t)
     for other in moving:
-        # Zero, and yet an outer transformation sees on what the tangent depends.
+        # Adds zero, but makes the dependence visible to an outer transformation.
         t = t + jnp.where(False, other.sum(), 0).astype(t.dtype)
     return y, bind(collective.differential(), t, site, [x.reshape(-1)[:1], *anchors])
 
@@ -177,8 +177,8 @@ def _jvp(primals: Any, tangents: Any, *, collective: InJit, site: CallSite) -> t
 def _transpose(cotangent: Any, x: Any, *anchors: Any, collective: InJit, site: CallSite) -> Any:
     del x
     transposed = collective.transposed()
-    assert transposed is not None, "only the linear ones appear in tangents"
-    # Also where nothing depends on the result: the other ranks' results may matter to them.
+    assert transposed is not None, "only linear collectives appear in tangents"
+    # A zero cotangent is also sent: other ranks' losses may depend on their results of this call.
     cotangent = ad.instantiate_zeros(cotangent)
     return [bind(transposed, cotangent, site, anchors), *[None] * len(anchors)]
 
@@ -187,7 +187,7 @@ def _batch(
     operands: Any, dims: Any, *, collective: InJit, site: CallSite
 ) -> tuple[jax.Array, int | None]:
     (x, *anchors), (dim, *others) = operands, dims
-    if dim is None and collective.anchored:  # only what it depends on varies: one call for all
+    if dim is None and collective.anchored:  # only the anchors vary: one call for the batch
         size = next(a.shape[d] for a, d in zip(anchors, others, strict=True) if d is not None)
         x, dim = jnp.broadcast_to(x, (size, *x.shape)), 0
     anchors = [
@@ -200,7 +200,7 @@ def _batch(
 
 
 def _run(x: jax.Array, *anchors: jax.Array, collective: InJit, site: CallSite) -> jax.Array:
-    # Its line is on the stack, and one compiled program serves for all lines.
+    # The user's line is on the stack here, so one compiled program serves all lines.
     del site, anchors
     return _program_of_one(x, collective=collective)
 

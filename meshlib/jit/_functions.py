@@ -1,14 +1,14 @@
-"""The collectives for use inside ``jax.jit``: plain arrays in, plain arrays out, no tokens.
+"""The collectives for use inside ``jax.jit``, on plain arrays, without tokens.
 
 Every function may be called inside ``jit``, ``grad``, ``vmap``, ``scan``, ``while_loop``'s body,
-``cond`` and ``checkpoint``, and outside of all. A ``group`` is a mesh (``mesh["dp"]``), a process
+``cond`` and ``checkpoint``, and outside of them. A ``group`` is a mesh (``mesh["dp"]``), a process
 group, or None. None is the default group at the time of tracing. In a group of one rank, the
 functions make no call.
 
-While being traced, all raise TypeError for a dtype or op that makes no sense. They raise ValueError
-for wrong shapes and ranks, and for a group that this rank is not in. When the program runs, an
-error (``CollectiveMismatchError``, ``RankFailedError`` …) ends it and breaks the group. The program
-then raises a ``jax.errors.JaxRuntimeError``, whose text ends with the error's type and text.
+While being traced, all functions raise TypeError for an unsupported dtype or op, and ValueError
+for wrong shapes and ranks, and on a rank that is not in the group. When the program runs, an error
+(``CollectiveMismatchError``, ``RankFailedError`` …) ends it and breaks the group. The program then
+raises a ``jax.errors.JaxRuntimeError``, whose text ends with the error's type and text.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def all_reduce(
     *,
     transpose: Literal["all_reduce", "identity"] = "all_reduce",
 ) -> Any:
-    """Return the reduction of the members' ``x``, any shape, the same bits on all members.
+    """Return the reduction of the members' ``x``, of any shape, with equal bits on all members.
 
     ``x`` may be a pytree of arrays, equal in structure and shapes on all members. The function then
     makes one call for each dtype in it, and returns a tree of the same structure.
 
-    The derivative of SUM is SUM (that of AVG is AVG): cotangents are summed over the members, as
-    if the loss were the sum of all members' losses. MIN and MAX pass cotangents to the members
-    that hold the value, in equal shares. PRODUCT and PREMUL_SUM have derivatives, too.
+    The transpose of SUM is SUM (that of AVG is AVG): cotangents are summed over the members, as
+    if the loss were the sum of all members' losses. MIN and MAX pass cotangents in equal shares to
+    the members that hold the extreme value. PRODUCT and PREMUL_SUM also have derivatives.
 
     ``transpose="identity"`` is for members that all compute one loss from the result: the
-    transpose of SUM then passes each member's own cotangent, without a call. ValueError for
+    transpose of SUM then passes each member's own cotangent, without a call. Raises ValueError for
     another op.
     """
     if is_tree(x):
@@ -75,7 +75,7 @@ def all_reduce(
 def broadcast(
     x: Any, src: int | None = None, group: Group = None, *, group_src: int | None = None
 ) -> Any:
-    """Return ``x`` of the member ``src`` (global rank) or ``group_src`` on all members.
+    """Return the ``x`` of the member ``src`` (global rank) or ``group_src`` on all members.
 
     ``x`` has the same shape everywhere; it may be a pytree, as for ``all_reduce``. The transpose is
     ``reduce``.
@@ -120,9 +120,9 @@ def all_gather(
     """Return the members' ``x`` stacked along a new ``axis``, or joined along it if ``tiled``.
 
     As ``jax.lax.all_gather``. The transpose is ``reduce_scatter``. If members have different
-    lengths along ``axis``, ``sizes`` lists these lengths in group order, the same on all members.
-    It needs ``tiled``; nothing is padded. The program makes the call after it has computed
-    ``after``, an array of any shape. The gathered array takes memory only from then on.
+    lengths along ``axis``, pass ``sizes``, these lengths in group order, with ``tiled``; nothing is
+    padded. The program makes the call, and allocates its result, after it has computed ``after``,
+    an array of any shape.
     """
     x, calls = prepare(x, group)
     axis = check_axis(axis, x.ndim + (not tiled), "axis")
@@ -152,8 +152,8 @@ def reduce_scatter(
 ) -> jax.Array:
     """Reduce the members' ``x`` and return this member's part of the result along ``axis``.
 
-    ``axis`` has one entry for each member and goes away; if ``tiled``, it is divided by their
-    number. As ``jax.lax.psum_scatter``. The transpose is ``all_gather``.
+    ``axis`` has one entry for each member and is removed. If ``tiled``, its length is divided by
+    the number of members instead. As ``jax.lax.psum_scatter``. The transpose is ``all_gather``.
     """
     x, calls = prepare(x, group)
     x, op = multiplied(x, op)
@@ -170,11 +170,13 @@ def all_to_all(
     concat_axis: int = 0,
     tiled: bool = False,
 ) -> jax.Array:
-    """Send part i of ``x`` along ``split_axis`` to member i; join them along ``concat_axis``.
+    """Send part i of ``x`` along ``split_axis`` to member i; return the parts from all members.
 
-    ``split_axis`` has one entry for each member and goes away, and ``concat_axis`` is a new one;
-    if ``tiled``, the one is divided and the other multiplied by their number. As
-    ``jax.lax.all_to_all``. The transpose is another ``all_to_all``.
+    The received parts are joined along ``concat_axis``.
+
+    ``split_axis`` has one entry for each member and is removed; ``concat_axis`` is a new axis. If
+    ``tiled``, the length of ``split_axis`` is divided by the number of members instead, and that of
+    ``concat_axis`` multiplied. As ``jax.lax.all_to_all``. The transpose is another ``all_to_all``.
     """
     x, calls = prepare(x, group)
     split_axis = check_axis(split_axis, x.ndim, "split_axis")
@@ -203,10 +205,10 @@ _COMBINE: dict[RedOpType, Callable[[jax.Array, jax.Array], jax.Array]] = {
 def scan(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
     """Return the reduction of the ``x`` of the members 0 to this one: a prefix, as ``MPI_Scan``.
 
-    ``x`` has any shape, the same on all members. Member i gets the bits that ``all_reduce`` gives
-    among the members 0 to i; floats of 8 and 16 bits are combined in float32 and rounded once.
-    Each member sends and receives twice the bytes of ``x`` at most, however many members there are.
-    Raises ValueError for AVG.
+    ``x`` has any shape, equal on all members. The result of member i has the bits of an
+    ``all_reduce`` among the members 0 to i. Floats of 8 and 16 bits are combined in float32 and
+    rounded once. Each member sends and receives at most twice the bytes of ``x``, whatever the
+    number of members. Raises ValueError for AVG.
     """
     x, calls = prepare(x, group)
     x, op = multiplied(x, op)
@@ -216,7 +218,7 @@ def scan(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
     size = calls.size()
     if size == 1:
         return x
-    # Each member gets everybody's part of some of the elements, and returns everybody's prefixes.
+    # Each member gets one part of all members' arrays, and returns the prefixes of that part.
     width = -(-x.size // size)
     exchange = kinds.ScanExchange(calls, op)
     rows = jnp.pad(x.reshape(-1), (0, width * size - x.size)).reshape(size, width)
@@ -229,7 +231,7 @@ def scan(x: Any, op: ReduceOp = ReduceOp.SUM, group: Group = None) -> jax.Array:
 
 
 def _prefixes(combine: Callable[[jax.Array, jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
-    """As ``transport._operands.prefixes.prefixes``."""
+    """Return the prefixes of ``rows``, as ``transport._operands.prefixes.prefixes``."""
     found, blocks = rows, rows
     for level in levels(len(rows)):
         later = combine(blocks[level.to_later], found[level.later])
@@ -266,9 +268,9 @@ def scatter(
 
 
 def barrier(group: Group = None) -> None:
-    """Wait for all members, between the collectives before it and those after it.
+    """Wait until all members have reached the barrier, in order with other collectives.
 
-    Only collectives are ordered: XLA may move computation across a barrier.
+    XLA may still move computation across a barrier.
     """
     calls = calls_group(group)
     if calls.size() > 1:

@@ -1,7 +1,7 @@
 """The collectives inside ``jax.jit``: result, host side, transpose and batching of each.
 
-Ranks are group ranks here. Gathered and scattered arrays have the members along dim 0; the public
-functions move dims where the user wants them.
+Ranks are group ranks. Gathered and scattered arrays have the members along dim 0; the public
+functions move this dim to the user's axis.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _LINEAR = (RedOpType.SUM, RedOpType.AVG)
 
 
 def flat_of(array: HostArray) -> HostArray:
-    """Return the buffer that communicators take, over the memory of ``array``."""
+    """Return the memory of ``array`` as a buffer for communicators."""
     if type(array) is np.ndarray:
         return array
-    # In the place of NumPy's, which has its attributes and slices alike.
+    # A DeviceFlat has the attributes and slices of a NumPy array.
     return cast(HostArray, device_flat(array))
 
 
 def _rows(array: HostArray) -> list[HostArray]:
-    """Return a buffer for each of the rows of ``array``."""
+    """Return a buffer for each row of ``array``."""
     if type(array) is np.ndarray:
         return list(array)
     flat, rows = flat_of(array), len(array)
@@ -50,31 +50,31 @@ def _rows(array: HostArray) -> list[HostArray]:
 
 
 HostSide = Callable[[HostArray, HostArray], None]
-"""``call(output, x)`` makes a call on the host: arrays flat, or with a row for each member."""
+"""``call(output, x)`` makes a call on arrays that are flat, or have a row for each member."""
 
 
 @dataclass(frozen=True)
 class Issuing(InJit):
     """The base of collectives that make one call of ``kind``, through a group's call queue.
 
-    The call uses a subclass's fields ``op``, ``root``, ``peer`` and ``tag``, where it has them.
+    The call uses a subclass's fields ``op``, ``root``, ``peer`` and ``tag``, if they exist.
     """
 
     kind: ClassVar[Kind]
     agreed: ClassVar[bool] = True
-    """True if all members must have as many elements."""
+    """True if all members must have an equal number of elements."""
     counts_result: ClassVar[bool] = False
-    """True if the call says that it is over its result, not its operand."""
+    """True if the call's header has the size of the result, not of the operand."""
     is_direct: ClassVar[bool] = True
-    """True if the host does nothing but make the call: compiled code may do it."""
+    """True if the host only makes the call, so that compiled code may make it."""
 
     @abstractmethod
     def arguments(self, output: HostArray, x: HostArray) -> tuple[object, ...]:
-        """Return the arguments of the communicator's method of this kind, without the call."""
+        """Return the arguments of the communicator's method of this kind, after the ``Call``."""
 
     @property
     def has_result(self) -> bool:
-        """True if anything comes to this member; else its result is zeros."""
+        """True if this member receives data; otherwise its result is zeros."""
         return True
 
     @property
@@ -88,7 +88,10 @@ class Issuing(InJit):
         return self.group
 
     def call_spec(self, x: jax.ShapeDtypeStruct) -> Callable[[HostArray, HostArray], CallSpec]:
-        """Return a function that makes the ``CallSpec`` of a result and an operand like ``x``."""
+        """Return a function that makes the ``CallSpec`` of a result and an operand.
+
+        The operand has the shape and dtype of ``x``.
+        """
         kind, arguments, own = self.kind, self.arguments, vars(self)
         method = kind.name.lower()
         like = self.result(x) if self.counts_result else x
@@ -105,10 +108,10 @@ class Issuing(InJit):
 
         def spec(output: HostArray, x: HostArray) -> CallSpec:
             device = "cpu" if type(output) is np.ndarray else "cuda"
-            given = arguments(output, x)
+            values = arguments(output, x)
 
             def run(communicator: Communicator, call: Call) -> object:
-                return getattr(communicator, method)(call, *given)
+                return getattr(communicator, method)(call, *values)
 
             return CallSpec(kind, run, *header, device, peer)
 
@@ -126,7 +129,7 @@ class Issuing(InJit):
         )
 
     def host_side(self, x: jax.ShapeDtypeStruct) -> HostSide:
-        """Return a function that makes the call. If ``in_place``, its two arrays are the same."""
+        """Return a function that makes the call. If ``in_place``, its two arrays are one."""
         spec, has_result = self.call_spec(x), self.has_result
         issue = call_queue_of(self.carrier).issue
 
@@ -152,14 +155,14 @@ class Issuing(InJit):
 
 @dataclass(frozen=True)
 class SameShape(Issuing):
-    """From (…) to (…), in place."""
+    """A collective from (…) to (…), in place."""
 
     in_place = True
 
 
 @dataclass(frozen=True)
 class _MembersToOne(Issuing):
-    """From (size, …) to (…)."""
+    """A collective from (size, …) to (…)."""
 
     operand_has_rows = True
 
@@ -172,7 +175,7 @@ class _MembersToOne(Issuing):
 
 @dataclass(frozen=True)
 class _OneToMembers(Issuing):
-    """From (…) to (size, …)."""
+    """A collective from (…) to (size, …)."""
 
     result_has_rows = True
 
@@ -185,7 +188,7 @@ class _OneToMembers(Issuing):
 
 @dataclass(frozen=True)
 class AllReduce(SameShape):
-    """All members get the reduction of all."""
+    """A reduction whose result all members get."""
 
     kind = Kind.ALL_REDUCE
     op: ReduceOp
@@ -223,7 +226,7 @@ class _Identity(InJit):
     makes_call = False
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
-        raise AssertionError("it makes no call")
+        raise AssertionError("the identity makes no call")
 
     def transposed(self) -> InJit:
         return AllReduce(self.group, ReduceOp.SUM, of_one_loss=True)
@@ -231,7 +234,7 @@ class _Identity(InJit):
 
 @dataclass(frozen=True)
 class Broadcast(SameShape):
-    """All members get the root's."""
+    """A broadcast of the root's array."""
 
     kind = Kind.BROADCAST
     root: int
@@ -245,7 +248,7 @@ class Broadcast(SameShape):
 
 @dataclass(frozen=True)
 class Reduce(SameShape):
-    """The root gets the reduction of all, the others zeros."""
+    """A reduction whose result the root gets; the other members get zeros."""
 
     kind = Kind.REDUCE
     root: int
@@ -266,13 +269,13 @@ class Reduce(SameShape):
             return bind(self, t)
         whole = AllReduce(self.group, self.op)
         tangent = whole.tangent(x, bind(Broadcast(self.group, self.root), y), t)
-        # Also where it is not: the transposed call needs all members.
+        # Not a Python `if`: the transposed call needs all members.
         return jnp.where(self.group.rank() == self.root, tangent, 0)
 
 
 @dataclass(frozen=True)
 class AllGather(_OneToMembers):
-    """All members get everybody's."""
+    """A gather of all members' arrays to all members."""
 
     kind = Kind.ALL_GATHER
     counts_result = True
@@ -286,7 +289,7 @@ class AllGather(_OneToMembers):
 
 @dataclass(frozen=True)
 class ReduceScatter(_MembersToOne):
-    """Member i gets the reduction of everybody's row i."""
+    """A reduction of all members' rows i, which member i gets."""
 
     kind = Kind.REDUCE_SCATTER
     op: ReduceOp
@@ -327,7 +330,7 @@ class _AveragingGather(AllGather):
 
 @dataclass(frozen=True)
 class Gather(_OneToMembers):
-    """The root gets everybody's, the others zeros."""
+    """A gather of all members' arrays to the root; the other members get zeros."""
 
     kind = Kind.GATHER
     agreed: ClassVar[bool] = False
@@ -347,7 +350,7 @@ class Gather(_OneToMembers):
 
 @dataclass(frozen=True)
 class Scatter(_MembersToOne):
-    """Member i gets the root's row i."""
+    """A scatter of the root's row i to member i."""
 
     kind = Kind.SCATTER
     agreed: ClassVar[bool] = False
@@ -364,7 +367,7 @@ class Scatter(_MembersToOne):
 
 @dataclass(frozen=True)
 class AllToAll(Issuing):
-    """Member j's row i becomes member i's row j."""
+    """An exchange in which member j's row i becomes member i's row j."""
 
     kind = Kind.ALL_TO_ALL
     agreed: ClassVar[bool] = False
@@ -382,7 +385,7 @@ class AllToAll(Issuing):
 
 @dataclass(frozen=True)
 class ScanExchange(AllToAll):
-    """Either half of a ``scan``, whose members agree on its op and size."""
+    """One of the two exchanges of a ``scan``, which checks the members' ops and sizes."""
 
     agreed: ClassVar[bool] = True
     op: ReduceOp

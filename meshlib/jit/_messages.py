@@ -1,7 +1,7 @@
 """Messages between two members inside ``jax.jit``, and their derivatives.
 
-A send has a result here and one on the other member, and its derivatives do too. So the messages
-of a derivative depend on the computations of *both* members.
+A send has a result on this member and one on the peer, and so do its derivatives. The messages of
+a derivative therefore depend on the computations of *both* members.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from transport._calls.header import Kind
 class _OneToOne(SameShape):
     """A message to or from ``peer`` under ``tag``.
 
-    Derivatives send messages of their own, as many as the loss asks for. Both members take the same
-    derivatives, so ``derivation`` tells which messages belong together. It has a t for each tangent
-    and a c for each transpose. Each ``derivation`` has its own derived group, so its tags do not
-    mix with the program's.
+    Derivatives send messages of their own. ``derivation`` is the sequence of transformations that
+    produced the message: a t for each tangent and a c for each transpose. Both members apply the
+    same sequence. Each ``derivation`` has a derived group, so its tags do not mix with the
+    program's.
     """
 
     anchored = True
@@ -46,7 +46,7 @@ class _OneToOne(SameShape):
 
     @property
     def carrier(self) -> ProcessGroup:
-        """The group that the message goes through."""
+        """The group that carries the message."""
         if not self.derivation:
             return self.group
         desc = f"{self.group.group_desc}, derivative {self.derivation}"
@@ -62,7 +62,7 @@ class _OneToOne(SameShape):
 
 @dataclass(frozen=True)
 class Send(_OneToOne):
-    """Sends the operand to ``peer``, and returns it."""
+    """A send of the operand to ``peer``, which returns the operand."""
 
     kind = Kind.SEND
     in_place: ClassVar[bool] = False
@@ -74,7 +74,7 @@ class Send(_OneToOne):
 
 @dataclass(frozen=True)
 class Receive(_OneToOne):
-    """Receives from ``peer``; the operand is a template whose values do not matter."""
+    """A receive from ``peer``; the operand is a template whose values do not matter."""
 
     kind = Kind.RECV
     is_template: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class Receive(_OneToOne):
 
 @dataclass(frozen=True)
 class _ReceiveAndAdd(Receive):
-    """The transpose of a send, whose operand goes two ways: to its result and to the peer."""
+    """The transpose of a send: adds the peer's cotangent to that of the send's result."""
 
     is_direct = is_template = False
 
@@ -102,7 +102,7 @@ class _ReceiveAndAdd(Receive):
 
 @dataclass(frozen=True)
 class _SendAndForget(Send):
-    """The transpose of a receive: the cotangent goes to the peer, nothing to the template."""
+    """The transpose of a receive: sends the cotangent to the peer; the template gets zeros."""
 
     def returned(self, x: jax.Array) -> jax.Array:
         return jnp.zeros_like(x)
@@ -110,9 +110,9 @@ class _SendAndForget(Send):
 
 @dataclass(frozen=True)
 class SendReceive(InJit):
-    """Sends the operand to ``dst`` and returns what ``src`` sends, of another shape if ``other``.
+    """A send of the operand to ``dst``, and a receive from ``src`` in either order.
 
-    Neither waits for the other. The transpose goes the other way round.
+    The transpose sends in the opposite direction.
     """
 
     anchored = True
@@ -121,9 +121,9 @@ class SendReceive(InJit):
     src: int
     tag: int
     other: tuple[tuple[int, ...], str] | None = None
-    """The shape and dtype of what is received, where they are not those of the operand,"""
+    """The shape and dtype of the received array; None: those of the operand."""
     back: tuple[tuple[int, ...], str] | None = None
-    """and those of the operand."""
+    """The shape and dtype of the operand if ``other`` is not None."""
     derivation: str = ""
 
     def result(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -150,7 +150,7 @@ class SendReceive(InJit):
         sent, received = send.direct(x), receive.direct(self.result(x))
         if sent is None or received is None:
             return None
-        # The receive alone knows no operand.
+        # A receive has no operand of its own.
         whole = received._replace(operand=sent.operand, in_place=False)
         return whole._replace(sending=sent._replace(result=received.result))
 
@@ -192,10 +192,9 @@ def send(
 ) -> jax.Array:
     """Send ``x`` to ``dst`` (global) or ``group_dst``, which calls ``recv``; return ``x``.
 
-    For programs that differ by rank; where all ranks run the same one, ``permute`` cannot
-    deadlock. Two ranks that send large arrays to each other before either receives wait until
-    the deadline. For derivatives, use what is returned: its cotangent is joined with the one that
-    comes back from the receiver.
+    For programs that differ by rank; if all ranks run one program, use ``permute``, which cannot
+    deadlock. Two ranks that send large arrays to each other before either receives block until
+    the deadline. For derivatives, use the returned array: its cotangent is added to the receiver's.
     """
     x, calls = prepare(x, group)
     peer = resolve_rank(resolve_group(group), dst, group_dst, "dst")
@@ -213,8 +212,8 @@ def recv(
 ) -> jax.Array:
     """Receive from ``src`` (global) or ``group_src`` an array of the shape and dtype of ``like``.
 
-    The transpose sends the cotangent back. For that, ``like`` has to depend on what one
-    differentiates by (its values do not matter): otherwise JAX sees a constant.
+    The transpose sends the cotangent back. For that, ``like`` must depend on the variables of
+    differentiation (its values do not matter); otherwise JAX treats the result as a constant.
     """
     like, calls = prepare(like, group)
     peer = resolve_rank(resolve_group(group), src, group_src, "src")
@@ -225,9 +224,9 @@ def recv(
 def recv_anysource(like: Any, group: Group = None, *, tag: int = 0) -> tuple[jax.Array, jax.Array]:
     """Receive an array like ``like`` from any member; return it and the sender's global rank.
 
-    The rank is an int32 of shape (). ``send`` is the other end. Where several messages are there,
-    which one comes first may differ from run to run. It has no derivative and no batches
-    (NotImplementedError): name the source with ``recv``.
+    The rank is an int32 of shape (). The sender calls ``send``. If several messages have arrived,
+    their order may differ from run to run. Differentiation and ``vmap`` raise NotImplementedError;
+    ``recv``, which names the source, supports both.
     """
     what = "meshlib.jit.recv_anysource"
     like = untransformed(like, what, "Name the source: meshlib.jit.recv has derivatives")
@@ -239,7 +238,7 @@ def recv_anysource(like: Any, group: Group = None, *, tag: int = 0) -> tuple[jax
         source[...] = calls.recv(array, tag=tag)
 
     results = [jax.ShapeDtypeStruct(like.shape, like.dtype), jax.ShapeDtypeStruct((), np.int32)]
-    # The template is an operand, so that whatever is done to it is done to the call.
+    # The template is an operand, so that JAX's transformations of the template reach the call.
     array, source = host_call(
         receive, results, like.reshape(-1)[:1], ordered=True, reads=False, on_gpu=True, group=calls
     )
@@ -257,12 +256,12 @@ def sendrecv(
     group_dst: int | None = None,
     group_src: int | None = None,
 ) -> jax.Array:
-    """Send ``x`` to ``dst`` and receive from ``src``, both global ranks, or ``group_`` ranks.
+    """Send ``x`` to ``dst`` and return an array received from ``src``.
 
-    Neither direction waits for the other, so members may exchange arrays of any size. Only the
-    members that take part call it, or ``send`` and ``recv``. The received array has the shape and
-    dtype of ``like``, by default of ``x``. The transpose sends the cotangent to ``src`` and
-    receives one from ``dst``.
+    Ranks are global, or group ranks in ``group_dst`` and ``group_src``. Neither direction waits for
+    the other, so members may exchange arrays of any size. Only the participants call it; a peer may
+    also call ``send`` and ``recv``. The received array has the shape and dtype of ``like``, by
+    default of ``x``. The transpose sends the cotangent to ``src`` and receives one from ``dst``.
     """
     x, calls = prepare(x, group)
     base = resolve_group(group)

@@ -1,4 +1,4 @@
-"""``permute``, whole and in two halves, and the exchange of ghost cells that is made of it."""
+"""``permute``, in one call or two, and the exchange of ghost cells built on it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from transport._calls.header import Kind
 
 @dataclass(frozen=True)
 class Permute(Issuing):
-    """Each pair (source, destination) moves one member's array; other destinations get zeros.
+    """A move of each source's array to its destination; members without a source get zeros.
 
     All members make one call, an all-to-all with at most one part each way. Its header carries a
-    hash of the pairs and of ``tag``, so that a member with different ones is detected.
+    hash of the pairs and ``tag``, which detects members that disagree.
     """
 
     kind = Kind.ALL_TO_ALL
@@ -72,7 +72,7 @@ class Permute(Issuing):
 
 
 class _StartedPermute(NamedTuple):
-    """A permute that was begun. It has its own memory, because XLA may move or free its buffers."""
+    """A started permute. It has its own memory, because XLA may move or free its buffers."""
 
     work: Work[Any]
     received: HostArray
@@ -82,9 +82,9 @@ class _StartedPermute(NamedTuple):
 
 @dataclass(frozen=True)
 class _Half(InJit):
-    """A half of ``whole``; both halves of one permute have the same ``tag``.
+    """The start or the end of the permute ``whole``; ``tag`` connects the two.
 
-    A derived group makes the call. It proceeds on that group's thread, while the program goes on.
+    A thread of a derived group makes the call, so that the program continues meanwhile.
     """
 
     whole: Permute
@@ -93,20 +93,20 @@ class _Half(InJit):
     in_place = True
 
     def transposed(self) -> None:
-        return None  # a tangent has no halves
+        return None  # tangents use the whole permute
 
-    def beside(self) -> Permute:
-        """Return the permute that is made."""
+    def issued(self) -> Permute:
+        """Return the permute to issue, on the derived group."""
         group = derived_group(self.group, "passing", f"{self.group.group_desc}, passing")
         return replace(self.whole, group=group, tag=self.tag)
 
 
 @dataclass(frozen=True)
 class PermuteStart(_Half):
-    """Sends a copy of its operand, and returns the operand at once."""
+    """The start of a permute: sends a copy of the operand, and returns the operand at once."""
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
-        permute = self.beside()
+        permute = self.issued()
         group, spec, tag = permute.group, permute.call_spec(x), self.tag
 
         def start(held: HostArray, program: Program) -> None:
@@ -136,15 +136,15 @@ class PermuteStart(_Half):
 
 @dataclass(frozen=True)
 class PermuteDone(_Half):
-    """Returns the received array, in the memory of its operand, which was sent."""
+    """The end of a permute: returns the received array, in the memory of the operand."""
 
     def function(self, x: jax.ShapeDtypeStruct) -> HostFunction:
-        permute = self.beside()
+        permute = self.issued()
         group, at_once, tag = permute.group, permute.host_side(x), self.tag
 
         def done(held: HostArray) -> None:
             if type(held) is not np.ndarray:
-                # On a GPU the stream keeps the order, and the host is far ahead of it.
+                # On a GPU the whole permute runs here, on the stream, in order with other work.
                 at_once(held, held.copy())
                 return
             under_way = _taken(group, tag)
@@ -168,11 +168,12 @@ def _taken(group: ProcessGroup, tag: int) -> _StartedPermute:
 
 
 def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> Any:
-    """Return the ``x`` of the member that ``perm`` pairs with this one; zeros if there is none.
+    """Return the ``x`` of this member's source in ``perm``, zeros without a source.
 
-    ``perm`` has pairs (source, destination) of *group* ranks, each rank at most once as either,
-    equal on all members. ``x`` may be a pytree, as for ``all_reduce``. As ``jax.lax.ppermute``. The
-    transpose is the inverse ``permute``.
+    ``perm`` lists pairs (source, destination) of *group* ranks, equal on all members. Each rank is
+    the source of at most one pair and the destination of at most one. ``x`` may be a pytree, as for
+    ``all_reduce``. As ``jax.lax.ppermute``. The transpose is the inverse ``permute``. Raises
+    ValueError for wrong pairs.
     """
     perm = list(perm)
     if is_tree(x):
@@ -187,29 +188,28 @@ def permute(x: Any, perm: Iterable[tuple[int, int]], group: Group = None) -> Any
 @partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["halves"])
 @dataclass(frozen=True)
 class PendingPermute:
-    """A ``permute`` that was begun: ``permute_done`` ends it. A pytree."""
+    """A started ``permute``, which ``permute_done`` completes. A pytree."""
 
     x: jax.Array
-    """The operand after the start: the program computes anything that uses it after the start."""
+    """The operand. Computations that use this array run after the start."""
     halves: tuple[PermuteStart, PermuteDone]
 
 
 def permute_start(
     x: Any, perm: Iterable[tuple[int, int]], group: Group = None, *, tag: int = 0
 ) -> PendingPermute:
-    """Begin a ``permute``, and compute meanwhile: ``permute_done`` waits for it.
+    """Start a ``permute`` that proceeds while the program computes; ``permute_done`` waits for it.
 
         passing = mj.permute_start(x, perm, group)
-        y = f(passing.x)                            # x, and computed after the start
-        x = mj.permute_done(passing, after=y)       # not waited for before y is there
+        y = f(passing.x)                            # computed during the permute
+        x = mj.permute_done(passing, after=y)       # waits only once y is computed
 
-    ``tag``, 0 to 2**32 - 1, tells permutes apart that are under way at the same time, one for each
-    tag. The permute sends a copy of ``x`` and receives into new memory, so a rank holds two more
-    arrays meanwhile. On a GPU, ``permute_done`` does all the work. The derivative is that of one
-    whole ``permute``.
+    ``tag``, 0 to 2**32 - 1, distinguishes permutes that are in flight at the same time. The permute
+    sends a copy of ``x`` and receives into new memory, so a rank holds two more arrays meanwhile.
+    On a GPU, ``permute_done`` does all the work. The derivative is that of ``permute``.
 
-    If the program ends between the two by an error of another call, the permute is aborted on all
-    members, with that error as the reason.
+    If an error of another call ends the program before ``permute_done``, the permute is aborted on
+    all members, with that error as the reason.
     """
     x, calls = prepare(x, group)
     pairs = _pairs(perm, calls.size())
@@ -220,9 +220,9 @@ def permute_start(
 
 
 def permute_done(passing: PendingPermute, after: Any = None) -> jax.Array:
-    """Return the result of ``permute``, begun by ``passing``.
+    """Wait for the started permute ``passing``; return the received array.
 
-    Waits for it when the arrays of ``after``, a pytree, have been computed.
+    The wait begins once the arrays of ``after``, a pytree, have been computed.
     """
     half = passing.halves[1]
     if half.group.size() == 1:
@@ -238,17 +238,18 @@ def exchange_halo(
     *,
     periodic: bool | Mapping[DimKey, bool] = False,
 ) -> jax.Array:
-    """Return ``x`` with its ghost cells filled by the neighbours' cells: ``mesh.exchange_halo``.
+    """Return ``x`` with its ghost cells filled by the neighbours' cells, as ``mesh.exchange_halo``.
 
     ``x`` is this rank's block of a larger grid, with ``width`` ghost cells at both ends of each
-    axis in ``dims``, such as ``{"y": 0, "x": 1}``: the axis along each dim of ``mesh``. The dims
-    take turns, so edges and corners are filled, too. Beyond an edge of the mesh ghost cells keep
-    their values, unless the dim is ``periodic`` (one bool, or one for each dim). The transpose adds
-    the ghost cells' cotangents to those of the cells that they came from.
+    axis in ``dims``, such as ``{"y": 0, "x": 1}``: the axis along each dim of ``mesh``. Dims are
+    exchanged one after another, which also fills edges and corners. Ghost cells beyond an edge of
+    the mesh keep their values, unless the dim is ``periodic`` (one bool, or one for each dim). The
+    transpose adds the ghost cells' cotangents to those of the cells that they came from.
 
-    Two calls along each dim, ``permute``: all ranks make them, with blocks of one shape.
+    Makes two ``permute`` calls along each dim: all ranks must call it, with blocks of one shape.
     Raises ValueError for a ``width`` below 1, for a wrong axis, for an axis with fewer than
-    ``3 * width`` cells, and on a rank outside; MeshDimError (a ValueError) for an unknown dim.
+    ``3 * width`` cells, and on a rank outside of the mesh. Raises MeshDimError (a ValueError) for
+    an unknown dim.
     """
     x = jnp.asarray(x)
     for dim, axis, is_ring in check_halo(mesh, x.shape, dims, width, periodic):
@@ -256,12 +257,12 @@ def exchange_halo(
         size, length = mesh[dim].size(), x.shape[axis]
         up = [(i, (i + 1) % size) for i in range(size if is_ring else size - 1)]
         down = [(above, below) for below, above in up]
-        # Faces of the second axis contain ghost cells of the first one: so corners come.
+        # Faces of later axes include the ghost cells of earlier ones, which fills the corners.
         for perm, source, inner, ghosts in (
             (up, before, length - 2 * width, 0),
             (down, behind, width, length - width),
         ):
-            if perm:  # all members of the group call, also those that nothing comes to
+            if perm:  # all members of the group call, even those that receive nothing
                 face = jax.lax.slice_in_dim(x, inner, inner + width, axis=axis)
                 face = permute(face, perm, mesh[dim])
                 if source is not None:

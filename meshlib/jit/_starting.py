@@ -1,4 +1,4 @@
-"""``jit``: programs whose calls are hidden from JAX, so that it starts them as fast as others."""
+"""``jit``: programs whose calls are hidden from JAX, which makes them start faster."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def jit(fun: _F, **options: Any) -> _F:
-    """Return ``jax.jit(fun, **options)`` whose programs start as fast as those without calls.
+    """Return ``jax.jit(fun, **options)`` with a faster start of programs that contain calls.
 
     JAX starts a program with ordered effects from Python, which is slow. This function keeps the
     effects, and so the order of calls, inside the program, and hides them from JAX outside. Between
-    programs XLA keeps the order, because it runs one thread's programs one after the other. Inside
-    a program that is being traced (another ``jit``, ``grad``, ``vmap`` …) the result behaves as
+    programs, the order is XLA's, which runs one thread's programs one after the other. Inside a
+    program that is being traced (another ``jit``, ``grad``, ``vmap`` …) the result behaves like
     ``jax.jit(fun)``.
 
-    A call of the result raises RuntimeError if another thread owns one of its groups, and the
-    errors of ``jax.jit``.
+    Calling the result raises RuntimeError if another thread owns one of the program's groups, and
+    the errors of ``jax.jit``.
     """
     return cast("_F", functools.wraps(fun)(_Jitted(fun, options)))
 
 
 class _Jitted:
-    """The function that ``jit`` returns, with the methods of one that ``jax.jit`` returns."""
+    """The function that ``jit`` returns, with the methods of a function of ``jax.jit``."""
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self._fun = fun
@@ -78,7 +78,7 @@ class _Jitted:
         for group in set(_groups_of(jaxpr.jaxpr)):
             self._groups.add_group(group)
         self._groups.enter()
-        # JAX has to see the effects of others, so programs with any such effect hide nothing.
+        # JAX must see other libraries' effects, so a program with one of them hides nothing.
         hides = internals().are_ours(jaxpr.effects)
         results = (_whole_p.bind if hides else _evaluate)(*arrays, jaxpr=jaxpr)
         tree = jax.tree_util.tree_structure(shapes)
@@ -88,7 +88,7 @@ class _Jitted:
 
 
 def _groups_of(jaxpr: Jaxpr) -> Iterator[ProcessGroup]:
-    """Yield the groups on which a program makes calls."""
+    """Yield the groups on which the program ``jaxpr`` makes calls."""
     for equation in jaxpr.eqns:
         for value in jax.tree_util.tree_leaves(
             list(equation.params.values()), is_leaf=lambda x: isinstance(x, (Jaxpr, ClosedJaxpr))

@@ -1,6 +1,6 @@
-"""Gathering members' parts of different lengths inside ``jax.jit``, and its transpose.
+"""A gather of parts of different lengths inside ``jax.jit``, and its transpose.
 
-The members are along dim 0, each with as many rows as ``sizes`` says; a batch goes to dim 1.
+Parts are joined along dim 0, with ``sizes[i]`` rows of member i; a batch is along dim 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Uneven(Issuing):
 
 @dataclass(frozen=True)
 class UnevenAllGather(_Uneven):
-    """From member i's (sizes[i], …) to (sum of sizes, …) on all members."""
+    """A gather of each member's (sizes[i], …) to (sum of sizes, …) on all members."""
 
     kind = Kind.ALL_GATHER
     counts_result = True
@@ -52,7 +52,7 @@ class UnevenAllGather(_Uneven):
 
 @dataclass(frozen=True)
 class UnevenReduceScatter(_Uneven):
-    """From (sum of sizes, …) to the sum of member i's rows on it, (sizes[i], …)."""
+    """A reduction of (sum of sizes, …) that returns member i's rows, (sizes[i], …), to member i."""
 
     kind = Kind.REDUCE_SCATTER
     op: ReduceOp = ReduceOp.SUM

@@ -68,7 +68,7 @@ def test_a_healthy_job(page, start, meshrun):
     job, url = start(-1)
     page.goto(url)
     expect = api.expect
-    expect(page.locator("#headline")).to_have_text("4 ranks are there.", timeout=MILLISECONDS)
+    expect(page.locator("#headline")).to_have_text("4 ranks are present.", timeout=MILLISECONDS)
     expect(cells(page)).to_have_count(4)
     assert page.locator("#mesh h3").text_content().split() == ["dp", "↓", "tp", "→"]
     expect(page.locator("#dims tr")).to_have_count(4, timeout=MILLISECONDS)
@@ -80,7 +80,7 @@ def test_a_healthy_job(page, start, meshrun):
     assert all(one.startswith((url.partition("#")[0], "data:")) for one in page.requests)
     (meshrun.folder / "end").touch()
     assert meshrun.finish(job).code == 0
-    expect(page.locator("#headline")).to_contain_text("Nothing answers", timeout=MILLISECONDS)
+    expect(page.locator("#headline")).to_contain_text("does not answer", timeout=MILLISECONDS)
 
 
 def test_a_straggler_and_a_lost_rank(page, start, meshrun):

@@ -322,4 +322,4 @@ def test_a_requeued_job_meets_again_under_another_name(slurm: SlurmCluster) -> N
     wait_for(slurm, job, output, "rank 1/2", requeued=True)
     out = output.read_text()
     check_world(out, 2)
-    assert f"the engine has restarted this job 1 times: it is slurm-{job}.0~1" in out
+    assert f"the engine has restarted this job 1 times: its name is slurm-{job}.0~1" in out

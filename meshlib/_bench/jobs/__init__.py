@@ -1,1 +1,1 @@
-"""The processes that are measured: one job for each library, and its ranks."""
+"""The measured processes: one job for each library, and its ranks."""

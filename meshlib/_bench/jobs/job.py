@@ -1,4 +1,4 @@
-"""The processes of one library's job, which measure on request and wait otherwise."""
+"""The processes of one library's job, which measure on request."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LOOK_SECONDS = 0.5
 _TERMINATE_SECONDS = 5.0
 _ROOT = Path(meshlib.__file__).parents[1]
 
-# $0 is the folder of the pipes; the rest is the program.
+# $0 is the folder of the pipes; the other arguments are the program.
 _SHELL = 'exec "$@" --rank "$RANK" <"$0/requests.$RANK" >"$0/answers.$RANK"'
 
-# One thread a rank, as launchers set it, and the loopback for all.
+# One thread per rank, as launchers set it, and the loopback interface for all.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -45,25 +45,27 @@ class BenchmarkError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Repetitions:
-    """Some repetitions of one case: for each, the seconds that each rank took (by rank)."""
+    """The results of several repetitions of one case."""
 
     seconds: list[list[float]]
+    """The seconds of each rank, for each repetition."""
+
     after_last: list[float]
-    """For each, the seconds from the last rank's entry to the last rank's exit."""
+    """The seconds from the last rank's entry to the last rank's exit, for each repetition."""
 
     right: bool
     turn: float
     """The seconds of the whole block."""
 
     counted: Counter[str]
-    """The counts of all ranks since they began, if they count."""
+    """The sums of the ranks' counters since the job's start; empty without counters."""
 
 
 class LibraryJob:
-    """``size`` ranks of ``library``, run by the interpreter ``python``. Made by ``running_job``.
+    """A job of ``size`` ranks of ``library``, run by the interpreter ``python``.
 
-    Each rank runs ``module`` (or the file of that path), with the protocol of
-    ``meshlib._bench.jobs.worker``. ``folder`` is for its pipes and its output.
+    Made by ``running_job``. Each rank runs ``module`` (or the file of that path), with the protocol
+    of ``meshlib._bench.jobs.worker``. ``folder`` gets the job's pipes and output.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class LibraryJob:
             self._selector.register(fd, selectors.EVENT_READ, rank)
 
     def start(self) -> str:
-        """Let the ranks join their job; return the library's version."""
+        """Make the ranks join their job; return the library's version."""
         deadline = Deadline.after(_START_SECONDS)
         port = self._answers(range(1), deadline)[0]
         self._send(range(1, self.size), port)
@@ -108,9 +110,9 @@ class LibraryJob:
         keep: bool = True,
         synchronised: bool = True,
     ) -> Repetitions:
-        """Run one block of repetitions, after ``warmup`` that are not counted.
+        """Measure one block of repetitions, after ``warmup`` unmeasured ones.
 
-        If ``keep``, the ranks keep their arrays for the next block of the same case. If
+        If ``keep``, the ranks reuse their arrays for the next block of the same case. If
         ``synchronised``, a barrier precedes each repetition.
         """
         began = time.perf_counter()
@@ -142,7 +144,7 @@ class LibraryJob:
         return self._answers(range(self.size), Deadline.after(_MEASURE_SECONDS))
 
     def end(self, *, orderly: bool) -> None:
-        """Let the ranks leave, or kill them; wait for all."""
+        """Make the ranks leave (or kill them unless ``orderly``), and wait for all."""
         self._selector.close()
         if not orderly:
             self.processes.kill()
@@ -180,7 +182,7 @@ class LibraryJob:
 
 
 def _by_call(answers: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
-    """Return for each call the ranks' results, by rank."""
+    """Return the ranks' values of ``name`` for each call, by rank."""
     return [list(values) for values in zip(*(answer[name] for answer in answers), strict=True)]
 
 
@@ -188,7 +190,7 @@ def _by_call(answers: Sequence[dict[str, Any]], name: str) -> list[list[float]]:
 def running_job(
     library: str, python: str, size: int, module: str = "meshlib._bench.jobs.worker"
 ) -> Generator[LibraryJob]:
-    """Run a job until the block ends; then remove its processes and files."""
+    """Run a job until the block ends, then remove its processes and files."""
     with tempfile.TemporaryDirectory(prefix="meshlib-bench-") as folder:
         job = LibraryJob(library, python, size, Path(folder), module)
         orderly = False
@@ -203,12 +205,12 @@ class RankProcesses:
     """The processes of ``size`` ranks that run ``program`` with ``--rank`` appended.
 
     Each rank has its own pipe in each direction. Ranks under an MPI launcher inherit its input and
-    output, so the pipes have names, and a shell opens them in each rank. A rank that waits in a
-    read of its pipe uses no processor; one that waited in a barrier of MPI would.
+    output, so these are named pipes, which a shell opens in each rank. A rank that waits in a read
+    of its pipe uses no processor, while one that waits in an MPI barrier does.
 
-    ``launcher`` is the command that starts them all, and sets each rank's number in the variable
-    ``rank_variable``. If it is empty, each rank is started by itself. Their output goes to
-    ``folder``.
+    ``launcher`` is the command that starts all ranks, and sets each rank's number in the variable
+    ``rank_variable``. If it is empty, each rank is started separately. The ranks' output is written
+    to ``folder``.
     """
 
     def __init__(
@@ -224,7 +226,7 @@ class RankProcesses:
         self.answers: list[int] = []
         self.log: Path = folder / "errors.txt"
         self.pids: list[int] = []
-        """The process ids of the ranks, if known: ranks under a launcher are not its children."""
+        """The process ids of the ranks, if known; a launcher's ranks are not our children."""
 
         self._launched = bool(launcher)
         self.started: list[subprocess.Popen[bytes]] = []
@@ -232,14 +234,14 @@ class RankProcesses:
             requests, answers = folder / f"requests.{rank}", folder / f"answers.{rank}"
             os.mkfifo(requests)
             os.mkfifo(answers)
-            # Read and write: opening does not wait for the rank, and only this end keeps it open.
+            # O_RDWR does not wait for the rank; only this descriptor keeps the write end open.
             self.requests.append(os.open(requests, os.O_RDWR | os.O_CLOEXEC))
             self.answers.append(os.open(answers, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         shell = ["/bin/sh", "-c", f"RANK=${rank_variable or 'RANK'}; {_SHELL}", str(folder)]
         if launcher:
-            # The right launcher is in the folder of the interpreter with that MPI.
-            beside = str(Path(program[0]).parent)
-            path = beside + os.pathsep + environment.get("PATH", os.defpath)
+            # The matching launcher is in the folder of the interpreter with that MPI.
+            binaries = str(Path(program[0]).parent)
+            path = binaries + os.pathsep + environment.get("PATH", os.defpath)
             found = shutil.which(launcher[0], path=path) or launcher[0]
             command = [found, *launcher[1:], "-n", str(size), *shell, *program]
             self._start(command, {**environment, "PATH": path})
@@ -256,7 +258,7 @@ class RankProcesses:
             )
 
     def has_ended(self) -> bool:
-        """Return whether one of the processes that were started is gone."""
+        """Return whether one of the started processes has ended."""
         return any(process.poll() is not None for process in self.started)
 
     def hang_up(self) -> None:
@@ -266,7 +268,7 @@ class RankProcesses:
         self.requests, self.answers = [], []
 
     def end(self, seconds: float) -> None:
-        """Wait ``seconds`` at most for all to leave, then kill them."""
+        """Wait at most ``seconds`` for all processes to leave, then kill them."""
         deadline = Deadline.after(seconds)
         for process in self.started:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -274,7 +276,7 @@ class RankProcesses:
         self.kill()
 
     def kill(self) -> None:
-        """Kill all processes, also ranks that are a launcher's children."""
+        """Kill all processes, including ranks that are a launcher's children."""
         alive = [process for process in self.started if process.poll() is None]
         if not alive:
             return

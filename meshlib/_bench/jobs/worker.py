@@ -1,9 +1,9 @@
-"""One rank of one library's job: measures as requested on stdin, and answers on stdout.
+"""One rank of one library's job: reads requests from stdin, measures, and answers on stdout.
 
-It runs in the library's own environment, which needs nothing of ours but NumPy. Requests and
-answers are JSON, one a line. Rank 0 begins with ``{"port": …}``, the others are told; each then
-says ``{"ready": version}`` and answers requests until its input ends. Between requests it is in a
-read, and uses no processor.
+It runs in the library's own environment, which needs only NumPy in addition. Requests and answers
+are JSON, one per line. Rank 0 begins with the answer ``{"port": …}``, which the other ranks get as
+a request. Each rank then answers ``{"ready": version}``, and further requests until its input ends.
+Between requests it blocks in a read, and uses no processor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAVE_SECONDS = 10.0
 
 
 class RankBenchmark:
-    """A rank's measurement of one case at a time; it keeps the arrays until the next case."""
+    """A rank's measurement of one case at a time, which holds the arrays until the next case."""
 
     def __init__(self, library: Library, rank: int, size: int) -> None:
         self._library = library
@@ -46,11 +46,10 @@ class RankBenchmark:
         keep: bool,
         synchronised: bool = True,
     ) -> dict[str, Any]:
-        """Return the seconds of each repetition, when (on the machine's clock) each was entered,
-        and whether the last result was right.
+        """Return the seconds and entry times of all repetitions, and if the last result was right.
 
-        The arrays are kept for the next request of the same case if ``keep``. A barrier comes
-        before each repetition if ``synchronised``.
+        Entry times are on the machine's clock. If ``keep``, the arrays are reused for the next
+        request of the same case. If ``synchronised``, a barrier precedes each repetition.
         """
         made, call = self._make(case, nbytes)
         library, seconds, entered = self._library, list[float](), list[float]()
@@ -76,7 +75,7 @@ class RankBenchmark:
 
     def _make(self, case: str, nbytes: int) -> tuple[Case, Bound]:
         if self._case is None or self._key != (case, nbytes):
-            self._case = None  # its memory goes before the next one's comes
+            self._case = None  # free its memory before the next case allocates
             library = self._library
             self._case = CASES[case](nbytes, self._rank, self._size, library.empty)
             self._key = case, nbytes
@@ -85,31 +84,31 @@ class RankBenchmark:
 
 
 def _end_with_driver() -> None:
-    """End this process some time after its input has, whatever it may be stuck in."""
+    """End this process some time after its input has ended, even if it is stuck."""
     poll = select.poll()
-    poll.register(0, 0)  # a hang-up is told always
+    poll.register(0, 0)  # poll always reports a hang-up
     poll.poll()
     time.sleep(_LEAVE_SECONDS)
     os._exit(1)
 
 
 Respond = Callable[[dict[str, Any]], dict[str, Any]]
-"""Returns the answer to a request."""
+"""A function that returns the answer to a request."""
 
 
 def speak(
     libraries: Mapping[str, Any], make: Callable[[str, int, int], tuple[Library, Respond]]
 ) -> None:
-    """Be the worker process that the command line asks for, as this module says.
+    """Run as the worker process of the command line, with the protocol of this module.
 
-    ``libraries`` are those that it may name; ``make(library, rank, size)`` loads one.
+    ``libraries`` are the valid names; ``make(library, rank, size)`` loads a library.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", choices=libraries, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
     args = parser.parse_args()
-    # Whatever the libraries print must not get between the answers.
+    # Output of the libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -127,16 +126,16 @@ def speak(
     library.join(port, args.rank, args.size)
     answer({"ready": library.version(), "pid": os.getpid()})
     gc.collect()
-    gc.freeze()  # what the libraries' modules hold need not be looked through again
+    gc.freeze()  # later collections need not traverse the libraries' modules
     for line in sys.stdin:
         answer(respond(json.loads(line)))
-    del respond  # and the arrays that it has
+    del respond  # frees its arrays
     with contextlib.suppress(RuntimeError):  # a peer that left first is not a failure here
         library.leave()
 
 
 def main(counted: Any = None) -> None:
-    """Run as a worker process; ``counted`` has numbers that go into the answers, by name."""
+    """Run as a worker process; ``counted``, a dataclass of counters, is added to the answers."""
 
     def make(name: str, rank: int, size: int) -> tuple[Library, Respond]:
         library = LIBRARIES[name]()

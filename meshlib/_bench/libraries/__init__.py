@@ -1,4 +1,4 @@
-"""The libraries that can be measured, by name."""
+"""The measurable libraries, by name."""
 
 from __future__ import annotations
 

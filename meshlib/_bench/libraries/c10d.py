@@ -1,4 +1,4 @@
-"""The libraries with c10d's functions: this one, and torch.distributed with Gloo."""
+"""The libraries with c10d's functions: meshlib, and torch.distributed with Gloo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bind_c10d(dist: Any, case: Case, wrap: Any) -> Bound:
 
 
 class C10dLibrary(Library):
-    """Anything with c10d's functions, in ``dist``."""
+    """A library with c10d's functions, in ``dist``."""
 
     dist: Any
     backend: ClassVar[str | None] = None
@@ -69,7 +69,7 @@ class C10dLibrary(Library):
 
 
 class Meshlib(C10dLibrary):
-    """This library, over the backend it chooses by itself."""
+    """This library, over the backend that it chooses."""
 
     name = "meshlib"
 
@@ -102,12 +102,12 @@ class MeshlibTcp(Meshlib):
 
 
 class MeshlibSymmetric(Meshlib):
-    """This library, on arrays that all ranks of the host can reach."""
+    """This library, on arrays in memory that all ranks of the host share."""
 
     name = "meshlib-symmetric"
 
     def empty(self, count: int, most: int) -> Floats:
-        array = self.dist.group.WORLD.empty(most)  # the same on all ranks
+        array = self.dist.group.WORLD.empty(most)  # all ranks must pass the same size
         assert array is not None
         return array[:count]
 

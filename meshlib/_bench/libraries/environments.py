@@ -1,4 +1,4 @@
-"""The interpreters of the other libraries: each has an environment of its own."""
+"""The interpreters of the other libraries, each of which has its own environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FOLDER = Path(".bench")
 """The folder of the environments, relative to the benchmark's working folder."""
 
 ENVIRONMENTS = {"gloo": "torch", "openmpi": "openmpi", "mpich": "mpich", "jax": "jax"}
-"""By peer: its environment's name."""
+"""The name of each peer's environment."""
 
 _STAMP = "installed.txt"
 
@@ -18,8 +18,8 @@ def python_of(peer: str) -> str:
     folder = folder_of(peer)
     if not is_set_up(peer):
         raise ValueError(
-            f"peer {peer!r} is not installed in {folder}; python -m tests.benchmarks.setup_peers"
-            f" {peer}, in a clone of the project, does that"
+            f"peer {peer!r} is not installed in {folder}; to install it, run"
+            f" python -m tests.benchmarks.setup_peers {peer} in a clone of the project"
         )
     return str(folder / "bin" / "python")
 
@@ -30,10 +30,10 @@ def is_set_up(peer: str) -> bool:
 
 
 def folder_of(peer: str) -> Path:
-    """Return the folder of the peer's environment, which need not be there."""
+    """Return the folder of the peer's environment, which need not exist."""
     return FOLDER.absolute() / ENVIRONMENTS[peer]
 
 
 def stamp_of(peer: str) -> Path:
-    """Return the file that says, once it is there, what the complete environment has."""
+    """Return the file that lists the contents of a complete environment, written last."""
     return folder_of(peer) / _STAMP

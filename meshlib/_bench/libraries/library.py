@@ -1,4 +1,4 @@
-"""The interface of a library to be measured."""
+"""The interface of a measured library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Library(ABC):
     name: ClassVar[str]
     launcher: ClassVar[tuple[str, ...]] = ()
     """The command that starts the ranks, without ``-n SIZE`` and the program. If it is empty, each
-    rank is started by itself."""
+    rank is started separately."""
 
     rank_variable: ClassVar[str] = ""
     """The variable in which the launcher passes a rank's number."""
@@ -31,7 +31,7 @@ class Library(ABC):
 
     @abstractmethod
     def host(self, size: int) -> int:
-        """Start the job's store in this process and return its port; ``join`` comes next."""
+        """Start the job's store in this process and return its port; ``join`` is the next call."""
 
     @abstractmethod
     def join(self, port: int, rank: int, size: int) -> None:
@@ -54,7 +54,7 @@ class Library(ABC):
         """Leave the job."""
 
     def empty(self, count: int, most: int) -> Floats:
-        """Return an array for a case's input or output; no rank asks for more than ``most``."""
+        """Return an array of ``count`` float32 for a case; no rank needs more than ``most``."""
         return np.empty(count, np.float32)
 
     def result(self, case: Case) -> Floats:
@@ -63,7 +63,7 @@ class Library(ABC):
 
 
 def ping_pong(rank: int, send: Callable[[int], object], receive: Callable[[int], object]) -> Bound:
-    """Return one ping-pong of rank 0 with rank 1, made of ``send`` and ``receive``."""
+    """Return this rank's part of a ping-pong between ranks 0 and 1."""
 
     def ping() -> None:
         send(1)

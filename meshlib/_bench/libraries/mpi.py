@@ -11,7 +11,7 @@ from meshlib._bench.libraries.library import Library, ping_pong
 
 
 class MpiLibrary(Library):
-    """The MPI of the environment. Its launcher sets each rank's number."""
+    """The MPI of the environment, whose launcher sets each rank's number."""
 
     def __init__(self) -> None:
         self._mpi: Any = importlib.import_module("mpi4py.MPI")

@@ -1,1 +1,1 @@
-"""Samples of a rank's calls for a monitor: a small summary each second, while one watches."""
+"""Samples of a rank's calls: a small summary each second while a monitor watches the job."""

@@ -1,6 +1,6 @@
-"""``Posting``: a rank's samples go to the store while a monitor watches the job.
+"""``Posting``: sends a rank's samples to the store while a monitor watches the job.
 
-Before a monitor says so in the job's log (``Watched``), there is no thread and no connection.
+A thread and a connection exist only after a monitor has published ``Watched`` in the job's log.
 Ranks that are threads of one process share the posting thread.
 """
 
@@ -19,15 +19,15 @@ LEAST_SECONDS = 0.05
 
 
 class Posting:
-    """Posts the samples of ``rank``, at the pace of the fastest monitor."""
+    """The posting of samples of ``rank``, at the rate of the fastest monitor."""
 
     def __init__(self, rank: int, store: Store, sampler: Sampler) -> None:
         self.rank = rank
         self.sampler = sampler
         self.known: bool = False
-        """True if the rank is in the log of those that post."""
+        """True if the rank is in the log ``SAMPLED``."""
         self._store = store
-        self._wishes: dict[str, float] = {}
+        self._intervals: dict[str, float] = {}
         self._poster: SharedThread[Posting] | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -35,7 +35,7 @@ class Posting:
     @property
     def every(self) -> float:
         """Seconds from one sample to the next."""
-        return max(LEAST_SECONDS, min(self._wishes.values(), default=1.0))
+        return max(LEAST_SECONDS, min(self._intervals.values(), default=1.0))
 
     def on_event(self, event: Watched) -> None:
         """Start, continue or stop posting, as a monitor requests."""
@@ -43,13 +43,13 @@ class Posting:
             if self._closed:
                 return
             if event.every > 0:
-                self._wishes[event.by] = event.every
+                self._intervals[event.by] = event.every
             else:
-                self._wishes.pop(event.by, None)
-            if self._wishes and self._poster is None:
+                self._intervals.pop(event.by, None)
+            if self._intervals and self._poster is None:
                 poster = self._poster = _Poster.of(self._store)
                 poster.enter(self, self._store)
-            elif not self._wishes:
+            elif not self._intervals:
                 self._end()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Posting:
 
 
 class _Poster(SharedThread[Posting]):
-    """The thread that posts."""
+    """The thread that posts the samples of all ranks of a process."""
 
     name = "samples"
 
@@ -75,7 +75,7 @@ class _Poster(SharedThread[Posting]):
             samples = [user.sampler.take().pack() for user in users]
             store.multi_set([sample_key(user.rank) for user in users], samples)
             new = [user for user in users if not user.known]
-            if new:  # only now: a monitor that reads of a rank finds its sample
+            if new:  # last: a monitor that reads a rank's line must find its sample
                 store.append(SAMPLED, "".join(f"{user.rank}\n" for user in new))
                 for user in new:
                     user.known = True

@@ -1,6 +1,6 @@
 """``Sample``: the calls of one rank since its last sample, and the sample's key in the store.
 
-Nothing here needs NumPy: launchers and monitors read samples.
+Launchers and monitors read samples, so this module must not import NumPy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from meshlib._recording.call_report import CallReport
 from meshlib._records import JsonRecord
 
 SAMPLED = "samples/ranks"
-"""The log of the ranks that have posted a sample, a line each."""
+"""The log of the ranks that have posted a sample, one line each."""
 
 
 def sample_key(rank: int) -> str:
-    """Return where the last sample of ``rank`` is."""
+    """Return the store's key of the last sample of ``rank``."""
     return f"samples/{rank}"
 
 
@@ -25,8 +25,8 @@ def sample_key(rank: int) -> str:
 class Traffic:
     """A rank's calls on one ``group``, called ``name``, in a sample's time.
 
-    ``calls`` of them have ended, with ``nbytes`` of the rank's own arrays. The rank was inside of
-    calls for ``seconds``: moving data, or waiting for the other members.
+    ``calls`` is the number of ended calls, ``nbytes`` the size of the rank's arrays in them. The
+    rank was inside calls on the group for ``seconds``, moving data or waiting for other members.
     """
 
     group: str
@@ -38,9 +38,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """``seconds`` from one step to the next, and the number of ``committed`` steps.
+    """The ``seconds`` from one step to the next, and the number of ``committed`` steps.
 
-    The number is -1 where no loop says it; the time is then the period of the calls.
+    The number is -1 if the program's loop does not report steps; the time is then the period of the
+    calls.
     """
 
     seconds: float
@@ -49,7 +50,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """A rank's place, from 0 to ``size`` - 1, along a mesh dim."""
+    """A rank's ``index``, from 0 to ``size`` - 1, along the mesh dim ``name``."""
 
     name: str
     index: int
@@ -58,12 +59,12 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True)
 class Sample(JsonRecord):
-    """The calls of ``rank`` in the last ``seconds``; it was in calls for ``inside`` of them.
+    """The calls of ``rank`` in the last ``seconds``, of which it was in calls for ``inside``.
 
-    A rank's samples have numbers; this one was ``taken`` at that time, in seconds since 1970 on the
-    rank's host. The present ``epoch`` has that ``size``, and the rank that ``place`` in it (-1:
-    none). The rank has made ``total`` calls on all groups since it came. The ``open_calls`` are the
-    oldest calls under way, on groups of ``traffic``.
+    ``number`` counts the rank's samples. ``taken`` is in seconds since 1970 on the rank's host. In
+    the current ``epoch``, of ``size`` ranks, the rank has the ``place`` (-1: none). ``total``
+    counts its calls on all groups since it joined. ``open_calls`` are the oldest running calls, on
+    groups of ``traffic``.
     """
 
     title: ClassVar[str] = "sample"
@@ -88,5 +89,5 @@ class Sample(JsonRecord):
         return next((one.name for one in self.traffic if one.group == group), group)
 
     def age(self, call: CallReport) -> float:
-        """Return how many seconds ``call``, one of ``open_calls``, had been under way."""
+        """Return the age in seconds of ``call``, one of ``open_calls``, at the sample's time."""
         return self.taken - call.issued

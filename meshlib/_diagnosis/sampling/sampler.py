@@ -1,4 +1,4 @@
-"""``Sampler``: makes samples of one rank from its flight record."""
+"""``Sampler``: samples of one rank, made from its flight record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshlib._recording.stacks import is_in_call
 OPEN_CALLS = 4
 _MOST_NAMES = 1000
 REPEATED = 3
-"""The newest calls must repeat themselves this many times to count as steps."""
+"""The number of repetitions after which a sequence of calls counts as a step."""
 _Call = tuple[int, int, str, int]
 _STEPS = 10
 """A step's time is the mean over at most this many steps."""
@@ -28,7 +28,7 @@ _STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """The groups of ``rank`` by id, and its place in the job and on a mesh."""
+    """The groups of ``rank`` by id, its place in the job, and its coordinates on a mesh."""
 
     rank: int
     groups: Mapping[str, Members]
@@ -39,19 +39,19 @@ class RankStatus:
 
 
 class HasStatus(Protocol):
-    """A rank that a sampler asks."""
+    """An object with the status of a sampled rank."""
 
     def status(self) -> RankStatus:
-        """Return the rank's present status."""
+        """Return the rank's current status."""
         ...
 
 
 class Sampler:
-    """Reads the calls in ``recorder`` of the rank ``source``. One thread at a time.
+    """A maker of samples from the calls in ``recorder`` of the rank ``source``.
 
-    A sample costs a few microseconds for each call since the last one, up to ``CAPACITY`` calls.
-    If a rank makes more, the sample's time begins with the oldest of these. ``main_thread`` is the
-    number of the rank's own thread.
+    Only one thread may use it at a time. A sample covers the calls since the last sample, at most
+    ``CAPACITY``. If there are more, its time begins with the oldest call that it covers.
+    ``main_thread`` is the id of the rank's main thread.
     """
 
     def __init__(self, recorder: FlightRecorder, main_thread: int, source: HasStatus) -> None:
@@ -64,12 +64,11 @@ class Sampler:
         self._newest: Record | None = None
         self._open: list[Record] = []
         self._names: dict[str, str] = {}
-        # By thread, for the period of the calls: each call (its place in the program, its group
-        # and its bytes), and its time.
+        # The calls (line, group, bytes) and their times by thread, to find the period of steps.
         self._history = defaultdict[int, deque[tuple[_Call, float]]](lambda: deque(maxlen=CAPACITY))
 
     def take(self) -> Sample:
-        """Return the sample of the time since the last call of this."""
+        """Return the sample of the time since the last ``take``."""
         now = time.monotonic()
         recent, begin = self._recent(now)
         at = self._source.status()
@@ -97,7 +96,7 @@ class Sampler:
         )
 
     def _recent(self, now: float) -> tuple[list[Record], float]:
-        """Return the new records, oldest first, and the beginning of their time."""
+        """Return the new records, oldest first, and the time at which the sample begins."""
         records = self._recorder.records()[-CAPACITY:]
         newest = self._newest
         recent = list(takewhile(lambda record: record is not newest, reversed(records)))[::-1]
@@ -110,7 +109,7 @@ class Sampler:
     def _count(
         self, records: Iterable[Record], begin: float, now: float
     ) -> tuple[list[Traffic], float]:
-        """Return the traffic of each group, and the time in calls; keep the calls under way."""
+        """Return the traffic of each group, and the time in calls; remember the open calls."""
         counts = defaultdict[str, list[float]](lambda: [0, 0, 0.0])
         spans: list[tuple[float, float]] = []
         self._open = []
@@ -136,9 +135,9 @@ class Sampler:
         return traffic, covered(spans)
 
     def _learn_names(self, at: RankStatus) -> None:
-        """Note the groups' names. The group of all ranks is also the group of a dim over all."""
+        """Store the groups' names; a dim over all ranks gives its name to the default group."""
         whole = next((one.name for one in at.mesh if one.size == at.size > 1), "")
-        if len(self._names) > _MOST_NAMES:  # groups that are gone had names, too
+        if len(self._names) > _MOST_NAMES:  # drop the names of destroyed groups
             self._names.clear()
         for group, members in at.groups.items():
             name = whole if whole and len(members.ranks) == at.size else members.group_desc
@@ -146,7 +145,7 @@ class Sampler:
 
     def _under_way(self, groups: Mapping[str, Members]) -> list[CallReport]:
         records = [record for record in self._open if not record.ended][:OPEN_CALLS]
-        # A thread may wait for a call that it issued earlier, and does so for the oldest first.
+        # The main thread may wait for calls that it issued earlier, usually the oldest first.
         waits = bool(records) and not any(record.sync for record in records)
         waits = waits and is_in_call(self._main_thread)
         ranks = {group: members.ranks for group, members in groups.items()}
@@ -175,7 +174,7 @@ class Sampler:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Return how much time ``spans``, each from a beginning to an end, cover together."""
+    """Return the total time that ``spans``, pairs (begin, end), cover together."""
     total, until = 0.0, 0.0
     for begin, end in sorted(spans):
         if end > until:
@@ -185,14 +184,14 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 def period_of(calls: Sequence[Hashable]) -> int:
-    """Return how many calls a step has, 0 when the newest of ``calls`` show no period.
+    """Return the number of calls in a step, 0 when the newest of ``calls`` have no period.
 
-    Training repeats itself: the same calls, made at the same lines, of the same sizes, in the same
-    order. The period of that sequence is a step, whatever the loop looks like.
+    Each step of training makes the same calls, at the same lines, of the same sizes, in the same
+    order. So the period of the sequence is a step, whatever the loop looks like.
 
-    The result is the shortest period of the longest run, up to the newest call, that repeats itself
-    ``REPEATED`` times. The run must have at least half of all calls: a loop inside of a step is
-    shorter. Found with the prefix function of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977), in
+    The result is the shortest period of the longest run, up to the newest call, with at least
+    ``REPEATED`` periods. The run must have at least half of all calls, which excludes loops inside
+    a step. The prefix function of Knuth, Morris and Pratt (SIAM J. Comput. 6, 1977) finds it in
     time linear in the number of calls.
     """
     newest = list(reversed(calls))

@@ -1,9 +1,9 @@
-"""The checkpoints in a folder: ``step-100``, each complete or not there.
+"""The checkpoints in a folder: ``step-100``, each either complete or ignored.
 
 A checkpoint is complete when the ``zarr.json`` at its top exists, which is written last. Without
-it, the save is under way, or its job was killed. The newest checkpoint is the one whose save began
-last. If another one has a higher step, because a run went back or saved a step again, the name
-shows it. So ``step-100.1`` is newer than ``step-300``, and ``step-200.1`` is newer than both.
+it, the save is running, or its job was killed. The newest checkpoint is the one whose save began
+last. When a run goes back to an earlier step, or saves a step again, the name gets a generation. So
+``step-100.1`` is newer than ``step-300``, and ``step-200.1`` is newer than both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PROGRAM = uuid.uuid4().hex
 
 @dataclass(frozen=True, order=True)
 class StoredCheckpoint:
-    """One checkpoint of a folder; they sort from the oldest to the newest.
+    """A checkpoint in a folder. Instances sort from the oldest to the newest.
 
     ``generation`` counts how often the job in this folder went back to an earlier step.
     """
@@ -50,12 +50,12 @@ class StoredCheckpoint:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the checkpoint's folder."""
         return f"step-{self.step}" + (f".{self.generation}" if self.generation else "")
 
     @property
     def document(self) -> str:
-        """The name of the file that makes it complete."""
+        """The name of the file that makes the checkpoint complete."""
         return f"{self.name}/{DOCUMENT}"
 
 
@@ -63,9 +63,9 @@ class Entries(NamedTuple):
     """The entries of a folder, each kind from the oldest to the newest."""
 
     complete: list[StoredCheckpoint]
-    """The checkpoints, of each step the newest one."""
+    """The newest complete checkpoint of each step."""
     replaced: list[StoredCheckpoint]
-    """Complete ones of steps that were saved again."""
+    """Older complete checkpoints of steps that were saved again."""
     unfinished: list[StoredCheckpoint]
 
 
@@ -86,17 +86,17 @@ def entries_of(storage: Storage) -> Entries:
 
 
 def _process() -> str:
-    """Return how the names of all writers of this process begin; a forked one is another."""
+    """Return the prefix of the names of this process's writers; a forked process has another."""
     return f"{_PROGRAM}-{os.getpid()}-"
 
 
 def new_owner() -> str:
-    """Return a name for a writer, which no other has."""
+    """Return a unique name for a writer."""
     return f"{_process()}{uuid.uuid4().hex}"
 
 
 def claim_entry(storage: Storage, step: int, owner: str) -> StoredCheckpoint:
-    """Make the folder of a new checkpoint, which is newer than all complete ones."""
+    """Claim the folder of a new checkpoint, which is newer than all complete ones; return it."""
     complete = entries_of(storage).complete
     newest = complete[-1] if complete else StoredCheckpoint(0, -1)
     entry = StoredCheckpoint(newest.generation + (step <= newest.step), step)
@@ -106,7 +106,7 @@ def claim_entry(storage: Storage, step: int, owner: str) -> StoredCheckpoint:
 
 
 def sweep(storage: Storage, unfinished: Iterable[StoredCheckpoint]) -> None:
-    """Remove unfinished files of other processes; keep the files that this one is writing."""
+    """Remove unfinished checkpoints, except those that this process is writing."""
     for entry in unfinished:
         if not any(owner.startswith(_process()) for owner in storage.claims(entry.name)):
             storage.remove_unfinished(entry.name)
@@ -133,7 +133,7 @@ class Description:
 
     @cached_property
     def grids(self) -> dict[str, ChunkGrid]:
-        """The arrays' chunk grids, by name. Raises CheckpointError for an unknown form."""
+        """The arrays' chunk grids, by name. Raises CheckpointError for an invalid document."""
         grids = {name: grid_of(document, name) for name, document in self.arrays.items()}
         for name, grid in grids.items():
             if len(self.checksums[name]) != grid.chunk_count:
@@ -149,9 +149,9 @@ class Description:
 
 
 def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
-    """Return the checkpoint at ``path``, or of a folder of checkpoints the newest one or ``step``.
+    """Return the checkpoint at ``path``, or the newest (or that of ``step``) in a folder of them.
 
-    Raises CheckpointError if there is none, naming what there is.
+    Raises CheckpointError, which lists the existing steps, if there is none.
     """
     storage = open_storage(path)
     if storage.exists(DOCUMENT):
@@ -173,7 +173,7 @@ def find(path: str | os.PathLike[str], step: int | None = None) -> Description:
 def latest_step(path: str | os.PathLike[str]) -> int | None:
     """Return the step of the newest complete checkpoint in the folder ``path``, or None.
 
-    The newest is the one that was begun last, which need not have the highest step. Raises
+    The newest is the checkpoint whose save began last, even if another has a higher step. Raises
     ImportError for a URL without fsspec.
     """
     complete = entries_of(open_storage(path)).complete
@@ -188,7 +188,7 @@ def make_document(
     groups: Sequence[str],
     checksums: Mapping[str, Sequence[int]],
 ) -> bytes:
-    """Return the ``zarr.json`` of a checkpoint, with those of its ``arrays`` and ``groups``."""
+    """Return the ``zarr.json`` of a checkpoint, with the documents of its arrays and groups."""
     own = {
         "format": FORMAT,
         "step": step,
@@ -207,7 +207,7 @@ def _canonical(document: Any) -> bytes:
 
 
 def read_entry(storage: Storage, entry: StoredCheckpoint) -> Description:
-    """Read the description of a checkpoint in a folder, as ``read_description`` does."""
+    """Read the description of the checkpoint ``entry`` of a folder with ``read_description``."""
     found = read_description(storage.below(entry.name))
     if found.step != entry.step:
         raise CorruptCheckpointError(f"{found.path} is the checkpoint of step {found.step}")
@@ -217,8 +217,8 @@ def read_entry(storage: Storage, entry: StoredCheckpoint) -> Description:
 def read_description(storage: Storage) -> Description:
     """Read the description of a complete checkpoint from its document.
 
-    Raises CorruptCheckpointError where it is torn or was changed, CheckpointError where it is of
-    something else or says what no ``save`` writes.
+    Raises CorruptCheckpointError if the document is torn or was changed, CheckpointError if it is
+    not that of a checkpoint.
     """
     path = storage.path(DOCUMENT)
     if storage.size(DOCUMENT) > _LONGEST_DOCUMENT:
@@ -229,19 +229,20 @@ def read_description(storage: Storage) -> Description:
         members = document["consolidated_metadata"]["metadata"]
         stored, found = own.pop("crc32c", None), crc32c(_canonical(document))
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path} is of a Zarr group, but not of a checkpoint") from None
+        raise CheckpointError(f"{path} is a Zarr group's, but not a checkpoint's") from None
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{path} is torn or was changed: {error}") from None
     if stored != found:
-        raise CorruptCheckpointError(f"{path} was changed: its checksum is another one")
+        raise CorruptCheckpointError(f"{path} was changed: its checksum does not match")
     if own.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has format {own.get('format')!r}; expected {FORMAT}: another meshlib wrote it"
+            f"{path} has format {own.get('format')!r}; expected {FORMAT}: another version of"
+            " meshlib wrote it"
         )
     try:
         return _described(storage, own, members)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"{path} says what no checkpoint does: {error}") from None
+        raise CheckpointError(f"{path} has invalid contents: {error}") from None
 
 
 def _described(storage: Storage, own: Mapping[str, Any], members: Mapping[str, Any]) -> Description:
@@ -264,8 +265,7 @@ def _described(storage: Storage, own: Mapping[str, Any], members: Mapping[str, A
 
 
 def check_step(step: Any) -> int:
-    """Return ``step`` as an int; raise TypeError for a value that is not an integer, ValueError
-    below 0."""
+    """Return ``step`` as an int; raise TypeError unless it is an integer, ValueError below 0."""
     number = to_whole_number(step, "step")
     if number < 0:
         raise ValueError(f"step is {number}; expected at least 0")

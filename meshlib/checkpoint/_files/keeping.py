@@ -13,10 +13,11 @@ from transport._checks import to_whole_number
 
 @dataclass(frozen=True)
 class Keeping:
-    """Keep the ``last`` so many checkpoints, and so many with the ``best`` metric; None: all.
+    """A rule that keeps the ``last`` newest checkpoints and the ``best`` ones by metric.
 
-    The newest is always kept, and of each step the newest one alone. Raises ValueError for counts
-    below 1 or another ``better``, TypeError for a value that is not an integer.
+    If both numbers are None, all are kept. The newest checkpoint is always kept; of each step only
+    the newest is. Raises ValueError for counts below 1 or another ``better``, TypeError for a value
+    that is not an integer.
     """
 
     last: int | None = None
@@ -31,7 +32,7 @@ class Keeping:
             raise ValueError(f"better is {self.better!r}; expected 'lower' or 'higher'")
 
     def clean(self, storage: Storage, written: StoredCheckpoint) -> None:
-        """Remove the checkpoints not to keep, now that ``written`` is complete, which stays."""
+        """Remove the checkpoints that the rule does not keep; always keep ``written``."""
         complete, replaced, _ = entries_of(storage)
         kept = {written, *self._kept(storage, complete)}
         for entry in (*replaced, *complete):
@@ -43,7 +44,7 @@ class Keeping:
             return complete
         kept = complete[-(self.last or 1) :]
         if self.best is not None:
-            # The document is asked each time: another writer may have saved a step anew.
+            # Read again each time: another writer may have replaced a step.
             metrics = {entry: _metric(storage, entry) for entry in complete}
             measured = {entry: metric for entry, metric in metrics.items() if metric is not None}
             best = sorted(measured, key=measured.__getitem__, reverse=self.better == "higher")

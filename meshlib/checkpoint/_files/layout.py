@@ -1,8 +1,8 @@
-"""The chunks of an array and the rank that writes each: a plan that all ranks compute alike.
+"""The chunks of an array and the rank that writes each; all ranks compute the same plan.
 
-Chunks lie along the shards, so a rank writes its own data and each chunk has one writer. If several
-ranks have the same values (replicas), their part is cut into chunks. Each chunk goes to the replica
-with the fewest bytes so far.
+Chunks follow the shards, so a rank writes its own data and each chunk has one writer. If several
+ranks have equal values (replicas), their part is cut into chunks, and each chunk is assigned to the
+replica with the fewest bytes so far.
 
 All chunks of a grid have one size. One mesh dim splits an array dim into equal parts, except for
 the last. Several mesh dims may split it unevenly; such parts are first gathered to the split of the
@@ -23,10 +23,10 @@ from meshlib.sharding._blocks import blocks
 from meshlib.sharding._sharding import Sharding
 
 MOST_BYTES = 16 << 20
-"""The most bytes of a chunk that can be cut. It bounds the reads for a check of a part."""
+"""The largest size of a chunk, where it can be cut. It limits the bytes read to check a part."""
 
 LEAST_BYTES = 1 << 20
-"""Replicas do not share the writing of smaller arrays."""
+"""The smallest share of an array that a replica writes."""
 
 Index = tuple[int, ...]
 
@@ -42,7 +42,10 @@ def aligned(sharding: Sharding, shape: Sequence[int]) -> Sharding:
 
 
 def _unit(sharding: Sharding, d: int, length: int) -> int:
-    """Return the length of chunks along a dim such that none has of two parts; 0: too many."""
+    """Return a length of chunks along dim ``d`` with which no chunk spans two parts.
+
+    Returns 0 if that would make too many chunks.
+    """
     sizes = [sharding.mesh.shape[i] for i in sharding.split_of(d)]
     if not sizes or not length:
         return max(length, 1)
@@ -57,9 +60,9 @@ def _unit(sharding: Sharding, d: int, length: int) -> int:
 def chunked(
     shape: Sequence[int], dtype: np.dtype[np.generic], sharding: Sharding | None, writers: int
 ) -> ChunkGrid:
-    """Return the chunks of an array that lies as ``sharding`` says, which is ``aligned``.
+    """Return the chunks of an array with the ``aligned`` sharding ``sharding``.
 
-    ``writers`` have each part of it.
+    Each part of the array has ``writers`` replicas.
     """
     split = [bool(sharding and sharding.split_of(d)) for d in range(len(shape))]
     chunk = [
@@ -71,7 +74,7 @@ def chunked(
     for d, length in enumerate(chunk):
         if pieces <= 1:
             break
-        # Between two parts a chunk has to end; at the end of the array it need not.
+        # A chunk must end at the boundary of two parts, but not at the end of the array.
         count = _divisor(length, pieces) if split[d] else min(pieces, length)
         chunk[d] = -(-length // count)
         pieces = -(-pieces // count)
@@ -79,32 +82,32 @@ def chunked(
 
 
 def _divisor(length: int, wanted: int) -> int:
-    """Return the divisor of ``length`` to cut it by: the next above ``wanted``, if not far."""
+    """Return a divisor of ``length``: the next one above ``wanted`` if near, else one below."""
     above = [n for n in range(wanted, min(4 * wanted, length) + 1) if length % n == 0]
     below = (n for n in range(min(wanted, length), 0, -1) if length % n == 0)
     return above[0] if above else next(below)
 
 
 class Writers:
-    """Deals out chunks among the ranks that have the same values.
+    """A distribution of chunks among the ranks that have equal values.
 
-    Each of them has its own object, and asks for the same arrays in the same order.
+    Each rank has its own object, and must pass the same arrays in the same order.
     """
 
     def __init__(self, group_ranks: Sequence[int], rank: int) -> None:
-        self._everybody = tuple(group_ranks)
+        self._all_ranks = tuple(group_ranks)
         self._rank = rank
         self._loads: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         self._sharing: dict[tuple[DeviceMesh, tuple[int, ...]], tuple[int, ...]] = {}
 
     def sharing(self, sharding: Sharding | None) -> tuple[int, ...]:
-        """Return the ranks that have the same part as this one; none if it has none.
+        """Return the ranks that have the same part as this rank; empty outside of the mesh.
 
-        Those at the same place in other slices of the mesh are among them: a sharding on
-        ``mesh["tp"]`` says that all slices have the same array.
+        These include the ranks at the same coordinate of other slices, because with a sharding on
+        ``mesh["tp"]`` all slices have the same array.
         """
         if sharding is None:
-            return self._everybody
+            return self._all_ranks
         mesh, free = sharding.mesh, sharding.replicated_dims
         known = self._sharing.get((mesh, free))
         if known is None:

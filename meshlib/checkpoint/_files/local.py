@@ -1,4 +1,4 @@
-"""Checkpoints on a file system that all ranks see."""
+"""Checkpoints on a file system that all ranks share."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from transport._place import this_machine
 from transport._waiting.interrupts import join
 
 _SYNCING = 8
-"""The number of files synced at once: a disk takes several at one turn."""
+"""The number of files synced at once: a disk flushes several together."""
 
 
 class LocalStorage(Storage):
-    """A folder of a file system that all ranks see.
+    """A folder of a file system that all ranks share.
 
-    The disk begins with a file when it is written, while the next one is.
+    Each file is synced in the background while the next one is written.
     """
 
     def __init__(self, location: str, *, sync: bool) -> None:
         self.location = location
         self._root = Path(location)
         self._sync = sync
-        # Made where files are written, because a Storage travels between ranks.
+        # Made at the first write, because a Storage is also sent between ranks.
         self._syncing: _Syncing | None = None
         self._folders: set[Path] = set()
 
     @property
     def place(self) -> str:
-        """The machine and the path: another machine may have another disk there."""
+        """The machine and the path: another machine may have another disk at this path."""
         return f"{this_machine()} {self._root.absolute()}"
 
     def write(self, name: str, parts: Iterable[memoryview]) -> None:
@@ -54,12 +54,12 @@ class LocalStorage(Storage):
             os.close(file)
 
     def claim(self, folder: str, owner: str) -> bool:
-        """Make the folder, which one writer can, and put the claim into it."""
+        """Make the folder, which only one writer can do, and the claim in it."""
         self._root.mkdir(parents=True, exist_ok=True)
         try:
             (self._root / folder).mkdir()
             (self._root / folder / f"{CLAIM}{owner}").touch()
-        except (FileExistsError, FileNotFoundError):  # there already, or taken away at once
+        except (FileExistsError, FileNotFoundError):  # it exists, or was removed at once
             return False
         return True
 
@@ -70,7 +70,7 @@ class LocalStorage(Storage):
         return list((self._root / folder).glob(f"{CLAIM}*"))
 
     def publish(self, folder: str, owner: str, data: bytes) -> None:
-        """Write the document into the claim, make it last, rename it, and make that last."""
+        """Write the document into the claim, sync it, rename it, and sync the folders."""
         top = self._root / folder
         claim = top / f"{CLAIM}{owner}"
         try:
@@ -105,12 +105,12 @@ class LocalStorage(Storage):
             os.close(file)
 
     def _regular(self, name: str) -> tuple[str, int]:
-        """Return the path of a regular file, without links, and its size.
+        """Return the path, without links, and the size of a regular file.
 
         A pipe would block its reader, and a link may lead out of the checkpoint.
         """
         path = os.path.realpath(self._root / name)
-        # Not kept: a Storage travels between ranks, and another machine may have other links.
+        # Not cached: a Storage is sent between ranks, and another machine may have other links.
         if path.startswith(f"{os.path.realpath(self._root)}{os.sep}"):
             found = os.stat(path)
             if stat.S_ISREG(found.st_mode):
@@ -159,7 +159,7 @@ class LocalStorage(Storage):
             raise errors[0]
 
     def forget(self) -> None:
-        """Wait until nothing is under way, and forget the folders: they may be removed."""
+        """Wait for running syncs, and drop the list of folders: they may be removed."""
         self._folders.clear()
         self._end()
 
@@ -173,10 +173,10 @@ class LocalStorage(Storage):
 
 
 class _Syncing:
-    """Waits for the disk, for several files at once.
+    """Threads that sync several files at once.
 
-    By threads of its own: an executor takes nothing any more when the program has ended, whose last
-    checkpoint is still being written then.
+    Not an executor: it accepts no work after the main thread has ended, while the last checkpoint
+    is still being written.
     """
 
     def __init__(self) -> None:
@@ -185,16 +185,16 @@ class _Syncing:
         self._errors: list[OSError] = []
 
     def add(self, file: int) -> None:
-        """Begin with an open file, which is closed then."""
+        """Sync an open file in the background, then close it."""
         if len(self._threads) < _SYNCING:
-            # ``end`` waits for it; where a program is broken off before, nobody need.
+            # ``end`` waits for the threads; a program that is interrupted before need not.
             thread = threading.Thread(target=self._run, name="sync", daemon=True)
             thread.start()
             self._threads.append(thread)
         self._files.put(file)
 
     def end(self) -> list[OSError]:
-        """Wait for all of them; return their errors."""
+        """Wait for all files; return the errors."""
         for _ in self._threads:
             self._files.put(None)
         for thread in self._threads:
@@ -217,7 +217,7 @@ def _sync_and_close(file: int) -> None:
 
 
 def _write(file: int, parts: Iterable[memoryview]) -> None:
-    """Write to an open file, block by block; close it where that fails."""
+    """Write to an open file, block by block; close the file if that fails."""
     try:
         for part in parts:
             begin = 0

@@ -15,8 +15,8 @@ def open_storage(location: Location, *, sync: bool = True) -> Storage:
     """Return the storage at a path of the file system, or at a URL, which fsspec opens.
 
     A ``file://`` URL is a path. With ``sync=False`` writes do not wait for the disk. Raises
-    ImportError, which says what to install, for a URL when fsspec is missing. Raises TypeError for
-    a ``location`` that is neither a path nor a URL.
+    ImportError for a URL without fsspec, and TypeError for a ``location`` that is neither a path
+    nor a URL.
     """
     if not isinstance(location, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"path is {location!r}; expected a path or a URL")

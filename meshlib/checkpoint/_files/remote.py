@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, or wherever else fsspec leads."""
+"""Checkpoints in an object store, or in any other storage that fsspec supports."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from meshlib.checkpoint._files.zarr import DOCUMENT
 
 
 class FsspecStorage(Storage):
-    """A folder behind a URL: ``s3://bucket/run``, ``gs://…``, ``memory://…``.
+    """A folder at a URL: ``s3://bucket/run``, ``gs://…``, ``memory://…``.
 
-    Nothing is synced: what an object store has taken outlives the writer. Most stores cannot make
-    something that only one writer gets, so claims are compared: two writers that begin at once both
-    look for another folder. A writer that comes in between is found when the document is
-    published, or by the checksums when the checkpoint is loaded.
+    Nothing is synced, because objects in a store are durable once written. Most stores have no
+    exclusive creation, so writers compare claims: two that begin at the same time both choose
+    another folder. An undetected second writer fails when it publishes the document, or the
+    checksums reveal it when the checkpoint is loaded.
     """
 
     def __init__(self, location: str) -> None:
@@ -61,7 +61,7 @@ class FsspecStorage(Storage):
         return [name.removeprefix(CLAIM) for name in names if name.startswith(CLAIM)]
 
     def publish(self, folder: str, owner: str, data: bytes) -> None:
-        """Write the document into the claim and rename it, which an object store does by a copy."""
+        """Write the document into the claim and rename it; an object store copies it."""
         document = f"{folder}/{DOCUMENT}"
         if self.claims(folder) != [owner] or self.exists(document):
             raise self.taken(folder)
@@ -77,7 +77,7 @@ class FsspecStorage(Storage):
 
     @contextmanager
     def open(self, name: str) -> Generator[Reader]:
-        """Return a reader, which asks for each range."""
+        """Return a reader that requests each range separately."""
         yield _FsspecReader(self._fs, self._at(name))
 
     def exists(self, name: str) -> bool:
@@ -109,7 +109,7 @@ class FsspecStorage(Storage):
         """Do nothing: written files are durable already."""
 
     def forget(self) -> None:
-        """Nothing: there is no sync."""
+        """Do nothing: no writes are pending."""
 
 
 class _FsspecReader:

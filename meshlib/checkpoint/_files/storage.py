@@ -1,10 +1,10 @@
-"""``Storage``: where checkpoints are kept, as folders and files by name.
+"""``Storage``: the folders and files of checkpoints, by name.
 
-A writer claims a folder before it writes: it makes the folder and puts its claim into it, an empty
-file that is named after the writer. Publishing turns the claim into the document that makes the
-checkpoint complete, by renaming it. Taking an unfinished checkpoint away begins with its claims. Of
-a writer that publishes and another that takes away, the file system lets one have the claim. This
-needs no locks.
+A writer claims a folder before it writes: it makes the folder, and in it a claim, an empty file
+named after the writer. Publishing writes the checkpoint's document into the claim and renames it,
+which completes the checkpoint. Removing an unfinished checkpoint begins with its claims. If one
+writer publishes while another removes, the file system lets only one of them rename or remove the
+claim. So no locks are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meshlib.checkpoint._errors import CheckpointError
 from meshlib.checkpoint._files.zarr import DOCUMENT
 
 BLOCK = 1 << 20
-"""The size of one read or write: small enough that a checksum finds it in the cache."""
+"""The bytes of one read or write: small enough to be in the cache for the checksum."""
 
 CLAIM = "__claim-"
 """The prefix of a claim's name. Names of arrays do not begin with two underscores."""
@@ -27,66 +27,66 @@ class Reader(Protocol):
     """A file that is open for reading."""
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill ``buffer`` from ``offset`` on. Raises OSError where the file is too short."""
+        """Fill ``buffer`` from ``offset`` on; raise OSError if the file is too short."""
         ...
 
 
 class Storage(ABC):
-    """A folder, ``location``, and its files by name (``step-5/model/weight/c.0.0``).
+    """The folder ``location``, and its files by name (``step-5/model/weight/c.0.0``).
 
     Files are written once and never changed; ``write`` makes the folders above. ``sync`` returns
-    when all files of this object would survive power loss. Only regular files in ``location`` are
-    read: for a link that leads out of it, a pipe or a device, ``size`` and ``open`` raise a
-    CheckpointError with its name.
+    when all written files would survive power loss. Only regular files in ``location`` are read:
+    for a link that leads out of it, a pipe or a device, ``size`` and ``open`` raise
+    CheckpointError, which names the file.
     """
 
     location: str
 
     @abstractmethod
     def write(self, name: str, parts: Iterable[memoryview]) -> None:
-        """Write a new file; a reader sees it whole once this has returned."""
+        """Write a new file, which readers see completely once this has returned."""
 
     @abstractmethod
     def claim(self, folder: str, owner: str) -> bool:
-        """Make a new folder at the top for one writer; return False where it is there already."""
+        """Make a new folder at the top for one writer; return False if it exists already."""
 
     @abstractmethod
     def claims(self, folder: str) -> list[str]:
-        """Return the writers that have claims in a folder; none where it is not there."""
+        """Return the owners of the claims in a folder; an empty list for a missing folder."""
 
     @abstractmethod
     def publish(self, folder: str, owner: str, data: bytes) -> None:
         """Write the document of a folder that ``owner`` has claimed, and end the claim.
 
-        A reader sees the document whole or not at all, and it outlives all that comes after. Raises
-        CheckpointError where the claim is gone, because another writer took the folder away.
+        Readers see the complete document or none, and it survives power loss. Raises
+        CheckpointError if the claim is gone, because another writer removed the folder.
         """
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """Return a file's contents. Raises FileNotFoundError."""
+        """Return a file's contents; raise FileNotFoundError if it is missing."""
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Return the bytes of a file. Raises FileNotFoundError."""
+        """Return a file's size in bytes; raise FileNotFoundError if it is missing."""
 
     @abstractmethod
     def open(self, name: str) -> Any:
-        """Return a context manager that gives a ``Reader``. Raises FileNotFoundError."""
+        """Return a context manager of a ``Reader``; raise FileNotFoundError if it is missing."""
 
     @abstractmethod
     def exists(self, name: str) -> bool:
-        """True if there is a file of this name."""
+        """Return whether the file ``name`` exists."""
 
     @abstractmethod
     def folders(self) -> list[str]:
-        """Return the names of the folders at the top; none where ``location`` is not there."""
+        """Return the names of the folders at the top; an empty list if ``location`` is missing."""
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder and all in it, its document first. One that is gone is not an error.
+        """Remove a folder and its contents, the document first. Do nothing if it is missing.
 
-        Of a link to a folder the link is removed, and nothing behind it.
+        If ``folder`` is a link, only the link is removed.
         """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Storage(ABC):
         """Return the storage whose ``location`` is ``folder``."""
 
     def remove_unfinished(self, folder: str) -> None:
-        """Remove a folder unless it is complete, or has become so meanwhile."""
+        """Remove a folder unless it is complete, or becomes complete meanwhile."""
         self.withdraw(folder)
         if not self.exists(f"{folder}/{DOCUMENT}"):
             self.remove(folder)
@@ -109,20 +109,20 @@ class Storage(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Leave the writes since the last ``sync`` out of the next one: they are abandoned."""
+        """Abandon the writes since the last ``sync``: the next one does not wait for them."""
 
     @property
     def place(self) -> str:
-        """An identity: equal only if the same ``location`` leads to the same folder."""
+        """An identity of the folder; equal places mean one folder."""
         return self.location
 
     def path(self, name: str) -> str:
-        """Return where ``name`` lies, for messages."""
+        """Return the path or URL of ``name``, for messages."""
         return f"{self.location.rstrip('/')}/{name}"
 
     def taken(self, folder: str) -> CheckpointError:
         """Return the error of a writer whose claim is gone."""
         return CheckpointError(
-            f"{self.path(folder)} was removed while it was written, or published by another:"
-            " another job saves in this folder; expected one job at a time"
+            f"{self.path(folder)} was removed or published by another job while it was written;"
+            " expected one job at a time to save in this folder"
         )

@@ -1,10 +1,10 @@
 """The parts of Zarr version 3 that checkpoints use: documents of groups and arrays, and files.
 
-https://zarr-specs.readthedocs.io/en/latest/v3/core/: an array is a regular grid of chunks, a file
-each (``c.0.1``), of which the last along a dim is as large as the others. Here a chunk is its
-elements in C order, little-endian, and the CRC-32C of them (4 bytes): the codecs ``bytes`` and
-``crc32c``. Types that the specification does not have go by their name in NumPy, as other writers
-do (``bfloat16``).
+An array is a regular grid of chunks, one file each (``c.0.1``). All chunks have one size, even the
+last along a dim. In checkpoints, a chunk is its elements in C order, little-endian, and their
+CRC-32C (4 bytes): the codecs ``bytes`` and ``crc32c``. Dtypes that the specification lacks have
+their NumPy name (``bfloat16``), as other writers use it. The specification is
+https://zarr-specs.readthedocs.io/en/latest/v3/core/.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _SHOWN = 100
 
 
 def dtype_name(dtype: np.dtype[Any], where: str) -> str:
-    """Return Zarr's name of a dtype; raise TypeError, naming ``where``, for one without."""
-    # Those of ml_dtypes are of the kind "V", as structures are, which have other names.
+    """Return Zarr's name of a dtype; raise TypeError, which names ``where``, if it has none."""
+    # Dtypes of ml_dtypes have the kind "V", like structures, but other names.
     known = dtype.kind in _KINDS or (dtype.kind == "V" and not dtype.name.startswith("void"))
     if known and dtype.names is None and dtype.itemsize <= (16 if dtype.kind == "c" else 8):
         return dtype.name
@@ -42,7 +42,7 @@ def dtype_name(dtype: np.dtype[Any], where: str) -> str:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of this name. Raises CheckpointError for one that is not known."""
+    """Return the dtype of this name; raise CheckpointError for an unknown one."""
     found = _numpy_dtype(name)
     try:
         if found is not None and dtype_name(found, "") == name:
@@ -50,8 +50,8 @@ def dtype_of(name: str) -> np.dtype[Any]:
     except TypeError:  # of objects, text, structures
         pass
     raise CheckpointError(
-        f"the checkpoint has arrays of {name!r}, for which there is no dtype here (bfloat16 and its"
-        " kind need the package ml_dtypes)"
+        f"the checkpoint has arrays of the unknown dtype {name!r} (bfloat16 and other small floats"
+        " need the package ml_dtypes)"
     )
 
 
@@ -72,7 +72,7 @@ def _numpy_dtype(name: Any) -> np.dtype[Any] | None:
 
 @dataclass(frozen=True)
 class ChunkGrid:
-    """An array that is kept in chunks: its shape, theirs, and its dtype."""
+    """An array that is stored in chunks: its shape, the chunks' shape, and its dtype."""
 
     shape: tuple[int, ...]
     chunk_shape: tuple[int, ...]
@@ -101,18 +101,18 @@ class ChunkGrid:
 
     @property
     def whole(self) -> tuple[slice, ...]:
-        """All of the array, as a part of it."""
+        """The slices of the whole array."""
         return tuple(slice(0, length) for length in self.shape)
 
     def box(self, index: Sequence[int]) -> tuple[slice, ...]:
-        """Return the part of the array that a chunk has; the last ones may reach beyond it."""
+        """Return the slices of the array in a chunk, cut off at the end of the array."""
         return tuple(
             slice(i * chunk, min((i + 1) * chunk, length))
             for i, chunk, length in zip(index, self.chunk_shape, self.shape, strict=True)
         )
 
     def overlapping(self, box: Sequence[slice]) -> Iterator[tuple[int, ...]]:
-        """Yield the chunks that have something of ``box``, in C order."""
+        """Yield the indices of the chunks that overlap ``box``, in C order."""
         if any(part.start >= part.stop for part in box):
             return
         yield from product(
@@ -123,14 +123,14 @@ class ChunkGrid:
         )
 
     def number_of(self, index: Sequence[int]) -> int:
-        """Return which chunk in C order, from 0, the one at ``index`` is."""
+        """Return the position in C order of the chunk at ``index``, from 0."""
         number = 0
         for i, count in zip(index, self.counts, strict=True):
             number = number * count + i
         return number
 
     def all_chunks(self) -> Iterator[tuple[int, ...]]:
-        """Yield all chunks, in C order."""
+        """Yield the indices of all chunks, in C order."""
         return self.overlapping(self.whole)
 
 
@@ -145,7 +145,7 @@ def array_document(grid: ChunkGrid, name: str) -> dict[str, Any]:
     zero: Any = [0.0, 0.0] if complex_ else False if grid.dtype.kind == "b" else 0
     if grid.dtype.kind in "fV":
         zero = 0.0
-    # A single byte has no order, and readers object to one.
+    # A single byte has no byte order, and readers reject one.
     single = grid.dtype.itemsize == 1
     order = {} if single else {"configuration": {"endian": "little"}}
     return {
@@ -160,7 +160,8 @@ def array_document(grid: ChunkGrid, name: str) -> dict[str, Any]:
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": zero,
         "codecs": [{"name": "bytes", **order}, {"name": "crc32c"}],
-        # xarray asks for names; each array has its own, as their lengths have nothing in common.
+        # xarray needs names. They differ between arrays, because it requires equal lengths of dims
+        # with one name.
         "dimension_names": [f"{name.rpartition('/')[2]}.{d}" for d in range(len(grid.shape))],
         "attributes": {},
     }
@@ -186,8 +187,8 @@ def grid_of(document: Mapping[str, Any], name: str) -> ChunkGrid:
     if not fits or len(shape) > _MOST_DIMS or size > _MOST_BYTES:
         raise CheckpointError(
             f"array {name!r} has the shape {_short(shape)} and chunks of {_short(chunk_shape)};"
-            f" expected as many lengths, chunks no longer than the array, at most {_MOST_DIMS} dims"
-            f" and 2**63 bytes"
+            f" expected shapes of equal length, chunks no longer than the array, at most"
+            f" {_MOST_DIMS} dims and less than 2**63 bytes"
         )
     grid = ChunkGrid(shape, chunk_shape, dtype)
     if array_document(grid, name)["codecs"] != codecs:
@@ -197,7 +198,7 @@ def grid_of(document: Mapping[str, Any], name: str) -> ChunkGrid:
 
 def _lengths(value: Any, *, least: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(n) is int and n >= least for n in value):
-        raise ValueError(f"{_short(value)} are no whole numbers of at least {least}")
+        raise ValueError(f"got {_short(value)}; expected integers of at least {least}")
     return tuple(value)
 
 
@@ -210,15 +211,15 @@ def check_name(name: str) -> None:
     """Raise CheckpointError for an array's name that leads out of the checkpoint's folder."""
     if not all(part.strip(".") for part in name.split("/")) or "\0" in name or "\\" in name:
         raise CheckpointError(
-            f"the checkpoint has an array of the name {name!r}; expected parts with / between"
-            " them, none empty or of dots alone"
+            f"the checkpoint has an array of the name {name!r}; expected parts separated by /,"
+            " none of them empty or only dots"
         )
 
 
 def group_document(
     attributes: Mapping[str, Any], members: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a group's ``zarr.json``; ``members`` are the documents of all that lies below it."""
+    """Return a group's ``zarr.json``; ``members`` are the documents of all its descendants."""
     document: dict[str, Any] = {
         "zarr_format": 3,
         "node_type": "group",
@@ -240,6 +241,6 @@ def groups_above(names: Sequence[str]) -> list[str]:
 
 
 def little_endian(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return ``array`` as a chunk has it: itself, unless its bytes are in the other order."""
+    """Return ``array`` with little-endian elements; a copy only if the byte order differs."""
     big = array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big")
     return array.astype(array.dtype.newbyteorder("<")) if big else array

@@ -1,1 +1,1 @@
-"""The compiled program and its calls of Python: all that depends on XLA and on JAX's internals."""
+"""Compiled programs and their calls: all code that depends on XLA and on JAX's internals."""

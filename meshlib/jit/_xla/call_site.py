@@ -1,8 +1,8 @@
-"""The place of a call inside ``jit`` in the user's program.
+"""The user's line that a call inside ``jit`` comes from.
 
-For each call, the flight recorder keeps the user's line that made it, and finds it on the stack.
-But when XLA makes the call, the stack has JAX's frames, or none. The user's line is only known from
-tracing, so ``CallSite`` puts it on the stack.
+The flight recorder finds the user's line of each call on the stack. But when XLA makes a call, the
+stack has only JAX's frames, or none. ``CallSite`` remembers the line from tracing, and puts it on
+the stack.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CallSite(NamedTuple):
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     def name(self, function: _F) -> _F:
-        """Return ``function``, which is written on one line, as if it were written here."""
+        """Return a copy of ``function``, which has one line, that runs under this line's name."""
         assert isinstance(function, FunctionType)
         code = function.__code__.replace(
             co_filename=self.filename, co_firstlineno=self.line, co_name=self.function

@@ -2,9 +2,9 @@
 
 Experimental, not run on a GPU (``docs/run/gpu.md``).
 
-On a GPU a compiled program is a sequence of work that a host thread puts on a stream. That thread
-makes the program's calls too. It makes each one after it has queued the earlier work, and before it
-queues the later work. So a collective on that stream runs at its place, and the host need not wait.
+On a GPU a compiled program is a sequence of work that a host thread queues on a stream. That thread
+also makes the program's calls, each after the earlier work is queued and before the later work. So
+a collective on that stream runs in order with this work, and the host need not wait.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 def on_program_stream(
     context: Any, buffers: Sequence[Any], driver: Driver | None = None
 ) -> Generator[list[Any]]:
-    """Give ``buffers`` as arrays of CuPy's; ``context.stream`` is the current stream meanwhile.
+    """Yield ``buffers`` as CuPy arrays, and make ``context.stream`` the current stream.
 
-    What the block puts on the current stream comes behind the program's work so far, and the
-    program's later work behind it. The arrays are XLA's memory: they may be used by work that the
-    program's stream waits for, and by no other.
+    Work that the block queues on the current stream runs after the program's earlier work and
+    before its later work. The arrays are XLA's memory: only work that the program's stream waits
+    for may use them.
     """
     driver = driver or cuda_driver()
     addresses = [_address(buffer) for buffer in buffers]
@@ -42,11 +42,11 @@ def on_program_stream(
 
 
 def _address(buffer: Any) -> int:
-    """Return where XLA's buffer begins (0: nowhere, it is empty)."""
+    """Return the address of XLA's buffer, 0 for an empty one."""
     try:
         return buffer.__cuda_array_interface__["data"][0] or 0
-    except Exception:  # noqa: BLE001 (JAX's own kind of error: it has no name for the dtype there)
-        # DLPack knows all of them; its struct, whose first field is the address, is the capsule's.
+    except Exception:  # noqa: BLE001 (JAX's error for a dtype that this interface lacks)
+        # DLPack has all dtypes; the address is the first field of the capsule's struct.
         capsule = buffer.__dlpack__()
         struct = _capsule_pointer(capsule, b"dltensor")
         return ctypes.c_void_p.from_address(struct).value or 0

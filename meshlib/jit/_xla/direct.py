@@ -1,9 +1,9 @@
 """Calls that compiled programs make without the interpreter: ``meshlib/_native/jit`` makes them.
 
-A ``CallSpec`` alone defines a call. This module runs it on a stand-in for a communicator over
-shared memory, and so learns the arrays that the engine would get. It then finds their places in the
-program's buffers. Python makes the first calls of a program, and any unusual call later. After each
-call that met nothing unusual, Python lets compiled code make calls for another ``MOMENT``.
+A ``CallSpec`` defines a call. This module runs it on a stand-in for a shared-memory communicator,
+which records the arrays that the engine would get, and finds their places in the program's buffers.
+Python makes the first calls of a program, and later any unusual call. After each usual call, Python
+lets compiled code make calls for another ``MOMENT``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import next_slice
 
 MOMENT = 0.05
-"""Seconds for which compiled code may make calls before Python checks again. The engine itself
-waits equally long between two checks of signals and deadlines."""
+"""Seconds for which compiled code may make calls before Python checks again. Equal to the engine's
+interval between two checks of signals and deadlines."""
 
 handler: Any = None if native is None else native.xla_handler
 """XLA's handler, as a capsule; None if the core was built without XLA's header."""
@@ -42,7 +42,7 @@ Spec = Callable[[HostArray, HostArray], CallSpec]
 
 
 class _EngineCallCapture(ShmCommunicator):
-    """A stand-in for a communicator that records the arguments of a call to the engine."""
+    """A communicator that only records the arguments of a call to the engine."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -70,9 +70,10 @@ class _EngineCallCapture(ShmCommunicator):
 
 
 class DirectCall(NamedTuple):
-    """A call of ``group`` on one operand and one result, as compiled code makes it.
+    """A call of ``group`` on one operand and one result, for compiled code.
 
-    Python would make it from ``spec``. With ``clears`` nothing arrives, and the result is zeros.
+    ``spec`` is Python's description of the call. With ``clears`` no data arrives, and the result is
+    zeros.
     """
 
     group: ProcessGroup
@@ -83,7 +84,7 @@ class DirectCall(NamedTuple):
     in_place: bool
     clears: bool
     only_sends: bool
-    """True if it has no result: ``spec`` then gets the operand in the result's place."""
+    """True if the call has no result: ``spec`` then gets the operand in the result's place."""
     sending: DirectCall | None = None
     """The other half of an exchange, with the same operand."""
 
@@ -94,9 +95,10 @@ class DirectCall(NamedTuple):
         itemsizes: Sequence[int],
         half: bool = False,
     ) -> Any:
-        """Return the ``ProgramCall`` that ``owner`` makes where compiled code does not.
+        """Return the ``ProgramCall``, for which ``owner`` is the fallback in Python.
 
-        It is recorded at the first line of ``code``. ``itemsizes`` are of the program's operands.
+        The call is recorded at the first line of ``code``. ``itemsizes`` are those of the program's
+        operands.
         """
         group = self.group
         result = np.empty(self.result.shape, self.result.dtype)
@@ -135,17 +137,18 @@ class DirectCall(NamedTuple):
         return named if site is None else site.name(named)
 
     def go_on(self, header: bytes, output: HostArray, x: HostArray) -> None:
-        """Go on with the call that compiled code has begun."""
+        """Finish a call that compiled code has begun."""
         call_queue_of(self.group).take_over(header, self.spec(output, x))
         if self.clears:
             output.fill(0)
 
 
 class DirectCallback:
-    """The Python side of ``direct``, for calls that compiled code does not make: runs ``function``
-    or, if the call was begun, ``go_on(header, output, x)``. ``compile`` returns the object for XLA.
+    """The fallback of ``direct`` in Python, for calls that compiled code does not make or finish.
 
-    ``operands``: the shapes and dtypes of what the program hands over, the call's own first.
+    Runs ``function``, or ``go_on(header, output, x)`` if compiled code has begun the call.
+    ``compile`` returns the object for XLA. ``operands`` are the shapes and dtypes of the program's
+    operands, beginning with the call's own.
     """
 
     def __init__(
@@ -164,13 +167,13 @@ class DirectCallback:
         self._buffers = [(b.dtype, b.shape) for b in (*operands, *results)]
 
     def compile(self) -> Any:
-        """Return a new ``core.ProgramCall``, which refers to this, and this not to it."""
+        """Return a new ``ProgramCall``, which refers to this object; never store it here."""
         count = len(self._buffers) - (not self._direct.only_sends)
         itemsizes = [np.dtype(dtype).itemsize for dtype, _ in self._buffers[:count]]
         return self._direct.compile(self._go_on.__code__, self, itemsizes)
 
     def make(self, header: bytes | None, views: Sequence[memoryview]) -> None:
-        """Make the call, or go on with the one of that header."""
+        """Make the call; with ``header``, finish the call that compiled code began."""
         direct = self._direct
         inputs = [
             np.frombuffer(view, dtype).reshape(shape)
@@ -182,7 +185,7 @@ class DirectCallback:
                 self._function([output], inputs, self.program)
             else:
                 self._go_on(header, output, output if direct.in_place else inputs[0])
-        except BaseException as error:  # the program says why, whatever it was
+        except BaseException as error:  # any error ends the program
             self.program.fail(error)
             raise
         calls = program_calls(direct.group)
@@ -200,7 +203,7 @@ def _place(array: Flat, arrays: Sequence[tuple[int, HostArray]]) -> tuple[int, i
         if 0 <= offset <= whole.nbytes - array.nbytes and (array.nbytes or not offset):
             return number, offset, array.nbytes
     if array.nbytes:
-        raise AssertionError("a call works on its operand and its result alone")
+        raise AssertionError("a call may use only its operand and its result")
     return arrays[0][0], 0, 0
 
 
@@ -222,7 +225,7 @@ class ProgramCalls:
         return self._codes.setdefault(code, len(self._codes))
 
     def reopen(self, peer: int) -> None:
-        """Let compiled code make calls for another moment, if all is as usual."""
+        """Let compiled code make calls for another ``MOMENT``, unless something is unusual."""
         native, state, context = self.native, self._queue.state, self._queue.context
         native.open(0)
         communicator = state.communicators.get("cpu")
@@ -239,7 +242,7 @@ class ProgramCalls:
             native.open(MOMENT)
 
     def close(self, seconds: float) -> None:
-        """Let a call that is under way end, at most ``seconds``; then leave all calls to Python."""
+        """Wait at most ``seconds`` for a running call, then leave all calls to Python."""
         deadline = Deadline.after(seconds)
         while self.native.busy and not deadline.expired:
             time.sleep(next_slice(1e-3))
@@ -249,7 +252,7 @@ class ProgramCalls:
         recorder.sources.remove(self._records)
 
     def _records(self) -> list[Record]:
-        """Return the records of the calls, oldest first; those that are over are made once."""
+        """Return the records of the calls, oldest first; records of ended calls are cached."""
         codes, kept = list(self._codes), self._kept
         records = self._kept = {}
         for number, packed, issued, ended, nbytes, peer, site, thread in self.native.entries():

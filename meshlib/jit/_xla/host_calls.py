@@ -1,13 +1,13 @@
-"""Calling Python from compiled XLA programs, on the program's own buffers.
+"""Calls from compiled XLA programs to Python, on the program's own buffers.
 
-It uses the custom call behind ``jax.experimental.buffer_callback``, which copies in neither
-direction, or the handler of ``meshlib/_native/jit``. It also keeps ordered calls in the order of
-the Python program: each one passes an XLA token to the next. The tokens go through ``jit``,
-``scan``, ``while`` and ``cond``, and from one dispatched computation to the next. So XLA cannot
-reorder the calls on any rank.
+This module uses the custom call behind ``jax.experimental.buffer_callback``, which copies in
+neither direction, or the handler of ``meshlib/_native/jit``. Each ordered call passes an XLA token
+to the next. The tokens pass through ``jit``, ``scan``, ``while`` and ``cond``, and from one
+dispatched computation to the next. So XLA keeps the calls in the order of the Python program on
+every rank.
 
-JAX keeps separate tokens for each thread, so the order holds within one thread. Hence only one
-thread runs a group's programs, and another thread's programs are refused before they begin.
+JAX has separate tokens for each thread, so the order holds within one thread. Hence only one
+thread may run a group's programs; programs of other threads are refused before they begin.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def check_version(version: tuple[int, ...]) -> None:
 def internals() -> ModuleType:
     """Return ``meshlib.jit._xla.internals``, after checking JAX's version (``check_version``).
 
-    The first call of any kind runs this, because importing ``meshlib.jit`` must not touch JAX.
-    From then on, a second thread that runs a program with calls is refused.
+    The first call of any kind imports it, because importing ``meshlib.jit`` must not change JAX.
+    From then on, programs with calls check their thread.
     """
     check_version(jax.__version_info__)
     from meshlib.jit._xla import internals
@@ -81,12 +81,12 @@ _host_call_p.multiple_results = True
 
 
 def is_tracing() -> bool:
-    """True if the calling thread is in any of JAX's transformations."""
+    """Return whether the calling thread is inside a JAX transformation."""
     return not internals().is_top_level()
 
 
 def is_compiling() -> bool:
-    """True if the calling thread's computations are being compiled, and have no values yet."""
+    """Return whether the calling thread's computations are being traced for compilation."""
     return is_tracing() and isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 
@@ -102,9 +102,9 @@ def host_call(
     direct: DirectCall | None = None,
     site: CallSite | None = None,
 ) -> list[jax.Array]:
-    """Call ``function`` when the program gets here, and return its outputs.
+    """Add a call of ``function`` to the program, and return its outputs.
 
-    The call has no derivative and no batching rule: primitives built on it bring their own.
+    The call has no derivative and no batching rule; primitives built on it define their own.
 
     Args:
         function: Called with the outputs, the inputs and the ``Program``. An exception in it ends
@@ -116,23 +116,23 @@ def host_call(
             for another call.
         aliases: Pairs (operand number, result number) that share memory: the output holds the
             operand's values at first.
-        reads: If false, ``function`` gets no inputs, because all that it reads is in its outputs.
-        on_gpu: A program may also be compiled for a GPU. There ``function`` gets CuPy arrays, and
-            the program's stream is CuPy's current one. XLA calls ``function`` after it has queued
-            the earlier work on that stream. Work that ``function`` queues comes next, before the
-            program's later work.
-        group: The group on which ``function`` makes calls. The first thread that runs such a
-            program owns the group. Until that thread ends, no other may run programs with calls on
-            it.
-        direct: Work that compiled code may do in the place of ``function``, for an ordered call.
+        reads: If false, ``function`` gets no inputs, because it reads only its outputs.
+        on_gpu: Whether the program may be compiled for a GPU. On a GPU, ``function`` gets CuPy
+            arrays, and the program's stream is CuPy's current one. Work that ``function`` queues on
+            it runs after the program's earlier work and before its later work.
+        group: The group on which ``function`` makes calls. The first thread that runs a program
+            with calls on the group owns the group. Until that thread ends, other threads may not
+            run programs with calls on it.
+        direct: A description of an ordered call, which compiled code may make instead of
+            ``function``.
         site: The user's line at which compiled code records the call.
 
     Returns:
         The outputs, of the shapes and dtypes of ``results``.
 
     Raises:
-        jax.errors.JaxRuntimeError: If ``function`` raised. It is raised when the program is
-            dispatched or its results are read, and ends with that exception's type and text.
+        jax.errors.JaxRuntimeError: If ``function`` raises. The error appears when the program is
+            dispatched or its results are read; its text ends with the exception's type and text.
         NotImplementedError: When the program is compiled for several devices, or for another
             platform.
     """
@@ -192,7 +192,7 @@ def _lower(
     program = _program_of(module)
     if group is not None:
         program.add_group(group)
-        module.add_keepalive(program)  # the executable keeps it
+        module.add_keepalive(program)  # the executable keeps it alive
     target = _TARGETS[platform]
     if direct is not None and ordered and platform == "cpu" and _has_handler():
         structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_in]  # type: ignore[union-attr]
@@ -202,7 +202,7 @@ def _lower(
     else:
         callback = Callback(function, program, tokens, len(operands), views, reads)
         which = {"index": np.uint64(len(module.host_callbacks))}
-    module.add_host_callback(callback)  # the executable keeps it
+    module.add_host_callback(callback)  # the executable keeps it alive
     rule: Any = jax.ffi.ffi_lowering(
         target,
         has_side_effect=True,
@@ -218,8 +218,9 @@ _HANDLER = "meshlib_program_call"
 
 @cache
 def _has_handler() -> bool:
-    """Register the compiled handler for calls with XLA, if there is one. Only after JAX has
-    started: registered before, a handler that XLA refuses would make JAX's start fail.
+    """Register the compiled handler for calls with XLA; return whether that succeeded.
+
+    Call it only after JAX has started: if XLA refused the handler earlier, JAX could not start.
     """
     if handler is None:
         return False
@@ -300,7 +301,7 @@ _AVERAGE = (
 
 
 def untransformed(tree: Any, what: str, instead: str = _AVERAGE) -> Any:
-    """Return ``tree``, whose arrays may not be differentiated or batched (``vmap``) from outside.
+    """Return ``tree`` with arrays that refuse differentiation and batching (``vmap``).
 
     Args:
         tree: A pytree.
@@ -308,11 +309,11 @@ def untransformed(tree: Any, what: str, instead: str = _AVERAGE) -> Any:
         instead: A sentence of the error that proposes another way.
 
     Returns:
-        ``tree``, guarded.
+        The guarded tree.
 
     Raises:
-        NotImplementedError: If an array is differentiated or batched, before anything has run; the
-            error names ``what``.
+        NotImplementedError: While tracing, if an array is differentiated or batched; the error
+            names ``what``.
     """
 
     def guard(leaf: Any) -> Any:

@@ -1,7 +1,8 @@
-"""All uses of JAX's private modules by ``meshlib.jit``; no other module has any.
+"""All uses of JAX's private modules by ``meshlib.jit``.
 
-JAX promises nothing about them. They are tested with the versions from ``host_calls.OLDEST`` on,
-and before ``host_calls.BEYOND``. The first call imports this file (``host_calls.internals``).
+These modules may change with any version of JAX. Tests cover the versions from
+``host_calls.OLDEST`` to below ``host_calls.BEYOND``. The first call imports this file
+(``host_calls.internals``).
 """
 
 from __future__ import annotations
@@ -34,46 +35,46 @@ ORDERED = _OrderedCallEffect("OrderedMeshCall")
 UNORDERED = _CallEffect("MeshCall")
 
 effects.ordered_effects.add_type(_OrderedCallEffect)
-# So that programs over several devices get to the lowering rule, which says more than JAX would.
+# Without this, JAX refuses programs over several devices, with a less helpful error than ours.
 effects.shardable_ordered_effects.add_type(_OrderedCallEffect)
 for _allowed in (
     effects.lowerable_effects,
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
     effects.remat_allowed_effects,
-    # Other ranks wait for this one in a call, even if this one needs nothing of it.
+    # Other ranks wait in a call for this one, even if this one does not use its result.
     effects.partial_eval_kept_effects,
 ):
     _allowed.add_type(_CallEffect)
 
 
 def are_ours(all_effects: Iterable[object]) -> bool:
-    """True if all effects of a program come from calls."""
+    """Return whether all effects of a program come from calls."""
     return all(isinstance(effect, _CallEffect) for effect in all_effects)
 
 
 def is_top_level() -> bool:
-    """True if the calling thread is in none of JAX's transformations."""
+    """Return whether the calling thread is outside of all JAX transformations."""
     return core.trace_ctx.is_top_level()
 
 
 def traces_are_own() -> bool:
-    """True if ``jax.jit`` keeps this thread's traces apart (see ``meshlib.testing``)."""
+    """Return whether ``jax.jit`` separates this thread's traces (see ``meshlib.testing``)."""
     return bool(config.xla_metadata_context_manager.value)
 
 
 def run_alone(primitive: Primitive) -> None:
-    """Have JAX run ``primitive``, where it is not traced, as a program of its own."""
+    """Make JAX run ``primitive`` as a program of its own outside of tracing."""
     dispatch.simple_impl(primitive)
 
 
 def shaped(struct: jax.ShapeDtypeStruct) -> Any:
-    """Return the abstract value in traces of an array like ``struct``."""
+    """Return the abstract value of an array like ``struct`` in traces."""
     return core.ShapedArray(struct.shape, struct.dtype)
 
 
 def lower_ordered(ctx: Any, rule: Callable[..., Any], operands: Iterable[Any], **given: Any) -> Any:
-    """Lower a custom call by ``rule``, with the token of the call before, which it hands on."""
+    """Lower a custom call by ``rule``, with a token from the previous call to the next."""
     around = ctx.replace(
         avals_in=[core.abstract_token, *ctx.avals_in],
         avals_out=[core.abstract_token, *ctx.avals_out],
@@ -84,15 +85,15 @@ def lower_ordered(ctx: Any, rule: Callable[..., Any], operands: Iterable[Any], *
 
 
 def with_first_token(ctx: Any) -> Any:
-    """Return a context in which ordered calls begin with a token of its own."""
+    """Return a copy of ``ctx`` in which ordered calls begin with a new token."""
     return ctx.replace(tokens_in=mlir.TokenSet({ORDERED: hlo.create_token()}), tokens_out=None)
 
 
 def watch_programs(entered: Callable[[Any], None]) -> None:
-    """Have ``entered(kept)`` called by the thread that is about to run a program by Python.
+    """Make each thread call ``entered(kept)`` before it runs a program that JAX starts from Python.
 
-    ``kept`` is what the program's modules keep alive. That thread is known nowhere else, since XLA
-    calls from threads of its own: it is looked at where JAX gives a program this thread's tokens.
+    ``kept`` holds the objects that the program's modules keep alive. XLA makes calls from its own
+    threads, so the starting thread is only known where JAX adds this thread's tokens.
     """
     execute: Any = pxla.ExecuteReplicated
     add_tokens = execute._add_tokens_to_inputs

@@ -1,4 +1,4 @@
-"""One compiled program: what its calls of Python share."""
+"""One compiled program: the state that its calls share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from meshlib._groups.process_group import ProcessGroup
 
 HostArray = npt.NDArray[Any]
 HostFunction = Callable[[Sequence[HostArray], Sequence[HostArray], "Program"], None]
-"""``function(outputs, inputs, program)``: writes ``outputs`` in place. ``inputs`` must not be
-changed, except those whose memory is an output's (see ``aliases``)."""
+"""``function(outputs, inputs, program)`` writes ``outputs`` in place. It must not change
+``inputs``, except those that share memory with an output (see ``aliases``)."""
 
-# NumPy's ``asarray`` asks for three other protocols first, which takes three times as long.
+# NumPy's ``asarray`` tries three other protocols first, which is slow.
 _as_array = methodcaller("__array__")
 
 Views = Callable[[Any, Sequence[Any]], AbstractContextManager[list[HostArray]]]
-"""``views(context, buffers)`` gives arrays over XLA's buffers, while the call is made.
+"""``views(context, buffers)`` yields arrays over XLA's buffers for the time of the call.
 
-None stands for NumPy's own, for which nothing has to be prepared.
+In its place, None stands for NumPy arrays, which need no preparation.
 """
 
 
@@ -33,14 +33,14 @@ class StateInJit:
 
     def __init__(self) -> None:
         self.owner: threading.Thread | None = None
-        """The thread that makes these calls: calls are ordered within a thread only."""
+        """The thread that runs the group's programs: calls are ordered only within a thread."""
         self.calls: Any = None
-        """``ProgramCalls``, which make its calls without the interpreter; None before the first."""
+        """``ProgramCalls``, for calls without the interpreter; None before the first call."""
         self.under_way: dict[int, Any] = {}
-        """By tag: calls begun by one place of a program, which end at another."""
+        """The started calls by tag; a later call of the program completes them."""
 
     def close(self, seconds: float) -> None:
-        """Let a call that is under way end, at most ``seconds``; then leave all calls to Python."""
+        """Wait at most ``seconds`` for a running call, then leave all calls to Python."""
         if self.calls is not None:
             self.calls.close(seconds)
 
@@ -54,7 +54,7 @@ def state_in_jit(group: ProcessGroup) -> StateInJit:
 
 
 class Program:
-    """Stands for one compiled program: the same object for all calls in it."""
+    """The state of one compiled program, shared by all of its calls."""
 
     def __init__(self) -> None:
         self._guards: list[Callable[[BaseException], None]] = []
@@ -63,14 +63,13 @@ class Program:
         """A result of the last run. All calls have ended when it is ready."""
 
     def add_group(self, group: ProcessGroup) -> None:
-        """Note that the program makes calls on ``group``."""
+        """Record that the program makes calls on ``group``."""
         self._groups[group] = None
 
     def enter(self) -> None:
-        """Make its groups this thread's, which is about to run the program.
+        """Make the calling thread, which is about to run the program, the owner of its groups.
 
-        Raises RuntimeError when another thread that is still there has run programs with calls on
-        one of them.
+        Raises RuntimeError when another live thread owns one of the groups.
         """
         me = threading.current_thread()
         for group in self._groups:
@@ -88,26 +87,26 @@ class Program:
             state.owner = me
 
     def guard(self, cleanup: Callable[[BaseException], None]) -> None:
-        """Have ``cleanup(error)`` called before a call that raised ``error`` ends the program.
+        """Register ``cleanup(error)``, to run before ``error`` in a call ends the program.
 
         XLA then frees the program's buffers. A program that ends in another way, such as by an
-        error of the user's own callback, calls no cleanup.
+        error in the user's own callback, runs no cleanup.
         """
         self._guards.append(cleanup)
 
     def unguard(self, cleanup: Callable[[BaseException], None]) -> None:
-        """End the guard begun by ``guard``. Does nothing if it has ended."""
+        """Remove a cleanup that ``guard`` registered. Do nothing if it was removed before."""
         if cleanup in self._guards:
             self._guards.remove(cleanup)
 
     def fail(self, error: BaseException) -> None:
-        """Call all guards."""
+        """Run all registered cleanups."""
         for cleanup in list(self._guards):
             cleanup(error)
 
 
 class Callback:
-    """XLA's callback: hands the function views of the program's buffers, NumPy's or CuPy's."""
+    """The callback that XLA calls: it passes NumPy or CuPy views of the buffers to a function."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class Callback:
             else:
                 with self._views(context, (*outputs, *inputs)) as views:
                     self._function(views[: len(outputs)], views[len(outputs) :], self.program)
-        except BaseException as error:  # the program says why, whatever it was
+        except BaseException as error:  # any error ends the program
             self.program.fail(error)
             raise
         return ()

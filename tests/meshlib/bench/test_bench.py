@@ -186,7 +186,8 @@ def test_a_peers_wrong_result_is_told_and_ours_ends_the_run() -> None:
     for theirs in (1, 4):  # at once, or in a round
         error, results = measured(never, theirs)
         assert isinstance(results, list)
-        assert str(error).endswith("not measured: gloo: all_reduce of 8 bytes gave a wrong result")
+        wrong = "gloo: all_reduce of 8 bytes returned a wrong result"
+        assert str(error).endswith(f"not measured: {wrong}")
         assert [(result.library, len(result.rounds)) for result in results] == [("meshlib", 3)]
     with pytest.raises(WrongResultError, match="meshlib: all_reduce of 8 bytes"):
         measured(4, never)

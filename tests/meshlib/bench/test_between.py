@@ -56,7 +56,7 @@ def test_hosts_with_several_ranks_have_no_model(capsys: pytest.CaptureFixture[st
     assert "3 ranks on 2 hosts" in text
     assert "rank 0 to rank 2" in text
     assert "model ms" not in text
-    assert "the model is of hosts with one rank each" in text
+    assert "the model needs hosts with one rank each" in text
 
 
 def test_many_hosts_are_not_all_measured(

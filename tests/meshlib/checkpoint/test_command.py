@@ -57,7 +57,7 @@ def test_ls_and_show(run, capsys):
 
 def test_verify(run, capsys):
     code, text = output_of(capsys, "verify", "run")
-    assert (code, text) == (0, "run/step-20: 2 arrays, 5 chunks, 780 B: all as they were written\n")
+    assert (code, text) == (0, "run/step-20: 2 arrays, 5 chunks, 780 B: no damage\n")
     for number in (1, 2):
         path = run / "step-20" / "model" / "w" / f"c.{number}.0"
         data = bytearray(path.read_bytes())
@@ -86,7 +86,7 @@ def test_reshard(run, capsys):
     code, text = output_of(capsys, "reshard", "run", "out", "--mesh", "dp=2")
     assert (code, text) == (
         2,
-        "meshlib checkpoint reshard: out/step-20: there is one of this step already\n",
+        "meshlib checkpoint reshard: out/step-20: a checkpoint of this step exists\n",
     )
     code, text = output_of(capsys, "reshard", "run", "new", "--mesh", "dp=2", "--spec", "model")
     assert code == 2

@@ -125,7 +125,9 @@ def test_what_is_not_there_or_torn_is_named(tmp_path, checkpoint):
     ]
     for one in broken:
         path.write_bytes(one)
-        with pytest.raises(CorruptCheckpointError, match=f"{path} is torn, or no safetensors file"):
+        with pytest.raises(
+            CorruptCheckpointError, match=f"{path} is torn or not a safetensors file"
+        ):
             SafetensorsFiles(path)
     (tmp_path / "out" / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"x": "elsewhere.safetensors"}})
@@ -133,7 +135,9 @@ def test_what_is_not_there_or_torn_is_named(tmp_path, checkpoint):
     with pytest.raises(CheckpointError, match=r"elsewhere.safetensors is missing"):
         SafetensorsFiles(tmp_path / "out")
     save(tmp_path / "complex", {"x": np.ones(2, "c16")}, step=0)
-    with pytest.raises(CheckpointError, match="'x' has dtype complex128, not in safetensors"):
+    with pytest.raises(
+        CheckpointError, match="'x' has dtype complex128, which safetensors does not"
+    ):
         export_safetensors(tmp_path / "complex", tmp_path / "out")
 
 
@@ -229,13 +233,13 @@ def test_a_hostile_index_or_file_is_named(tmp_path):
         ({"a": "../secret.safetensors"}, r"'a' is in '../secret.safetensors'"),
         ({"a": str(tmp_path / "secret.safetensors")}, r"'a' is in '/"),
         ({"a": 5}, r"'a' is in 5"),
-        ({"a": "pipe.safetensors"}, r"pipe.safetensors is missing, or no file"),
-        ({"x": "model.safetensors"}, r"'x' is in 'model.safetensors', which does not have it"),
-        ([], r"is torn, or no index"),
+        ({"a": "pipe.safetensors"}, r"pipe.safetensors is missing or not a file"),
+        ({"x": "model.safetensors"}, r"'x' is in 'model.safetensors', which lacks it"),
+        ([], r"is torn or not an index"),
     ]:
         index.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(CheckpointError, match=message):
             SafetensorsFiles(out)
     index.write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="is torn, or no index"):
+    with pytest.raises(CheckpointError, match="is torn or not an index"):
         SafetensorsFiles(out)

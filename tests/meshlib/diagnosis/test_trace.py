@@ -101,7 +101,7 @@ def test_the_rank_that_never_came_is_named(tmp_path):
                 over.wait()
 
         text = verdict(records(program, 3, tmp_path))
-        return text if text.startswith("Rank 1 never came to call #2 all_reduce") else None
+        return text if text.startswith("Rank 1 never reached call #2 all_reduce") else None
 
     text = with_growing_deadlines(attempt)
     assert "Rank 1's last call was call #1 barrier on default (done)" in text

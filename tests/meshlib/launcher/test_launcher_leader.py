@@ -107,7 +107,7 @@ def test_nodes_that_do_not_come_are_counted():
     (result,) = boss.tick(60.0)
     assert isinstance(result, AttemptResult)
     assert not result.again
-    assert result.error == "waited 60 s for 2 nodes; 1 came: host-a"
+    assert result.error == "waited 60 s for 2 nodes; 1 arrived: host-a"
     assert boss.receive(hello("b"), 61.0) == [JoinRefused("b", "the job has ended")]
 
 
@@ -115,7 +115,7 @@ def test_nodes_that_do_not_come_are_counted():
     ("newcomer", "reason"),
     [
         (hello("b", job="other"), "the job here is --rdzv-id none, not other"),
-        (hello("b", most=3), "--nnodes is 2:3 there, but 2:2 on the node that leads"),
+        (hello("b", most=3), "--nnodes is 2:3 there, but 2:2 on the leading node"),
         (hello("b", node=0), "--node-rank 0 is taken by host-a"),
     ],
 )
@@ -129,7 +129,7 @@ def test_who_does_not_fit_is_refused(newcomer, reason):
 def test_one_too_many_is_refused():
     boss = leader()
     gathered(boss, hello("a"), hello("b"))
-    assert boss.receive(hello("c"), 1.0) == [JoinRefused("c", "the job has its 2 nodes already")]
+    assert boss.receive(hello("c"), 1.0) == [JoinRefused("c", "the job already has 2 nodes")]
 
 
 def running(**rules):

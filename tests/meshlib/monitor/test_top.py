@@ -38,7 +38,7 @@ def view():
 
 def test_a_picture_has_it_all(view):
     shown = picture(view, 160)
-    assert shown[1].startswith("3 ranks are there; rank 2 was lost; rank 3 keeps the others wait")
+    assert shown[1].startswith("3 ranks are present; rank 2 was lost; rank 3 keeps the others wait")
     mesh = shown.index("dp ↓  tp →")
     assert shown[mesh + 1 : mesh + 3] == ["  0  1c", "     3!"]
     text = "\n".join(shown)
@@ -142,7 +142,7 @@ def test_no_job_is_one_line(jobs, capsys, monkeypatch):
     jobs("a", "train.py", port=1)
     assert main(["--once"]) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("meshlib top: the store of job a cannot be asked")
+    assert printed.startswith("meshlib top: the store of job a cannot be reached")
     assert printed.count("\n") == 1
 
 

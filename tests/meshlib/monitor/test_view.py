@@ -40,7 +40,7 @@ def test_ranks_have_states():
     view.on_event(RankLost(3, "is gone"), NOW)
     assert states(view) == {0: "computing", 1: "in a call", 2: "waiting", 3: "lost", 4: "absent"}
     assert [note.text for note in view.notes] == ["rank 3 was killed by SIGKILL"]
-    assert "rank 4 has not come" in headline(view, NOW)
+    assert "rank 4 has not joined" in headline(view, NOW)
     assert "rank 3 was lost" in headline(view, NOW)
     assert "rank 2 waits for rank 1" in headline(view, NOW)
     later = NOW + SILENT_SECONDS + 0.1

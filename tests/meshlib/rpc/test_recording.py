@@ -130,7 +130,7 @@ def test_methods_and_calls_that_wait_for_their_turn_are_told(tmp_path):
         "  rank 0 (a) has waited T for Table.look on rank 1 (b), at program",
         "    rank 1 (b) has run it for T: look",
         "  rank 0 (a) has waited T for builtins.len on rank 1 (b), at program",
-        "    rank 1 (b) has not begun it, T after it came",
+        "    rank 1 (b) has not begun it, T after it arrived",
     ]
 
 

@@ -11,6 +11,7 @@ from tests.support.parallel.pipeline_training import (
     ddp,
     fsdp,
     make_mesh,
+    tensor_parallel,
     train_pipeline,
     train_whole,
 )
@@ -51,3 +52,18 @@ def test_with_data_parallel_on_another_dim(name, wrap):
         return train_pipeline(make_mesh(2, 2), kind, placed(name, 2), 4, wrap=wrap)
 
     assert_equal(run_ranks(job, 4), whole())
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_with_tensor_parallel_on_another_dim(dp):
+    """With ``dp`` of 2 the parts of each rank are sharded once more."""
+
+    def wrap(module, mesh):
+        split = tensor_parallel(module, mesh)
+        return split if dp == 1 else fsdp(split, mesh)
+
+    def job():
+        kind = get_schedule_class("1F1B")
+        return train_pipeline(make_mesh(2, dp, 2), kind, placed("1F1B", 2), 4, wrap=wrap)
+
+    assert_equal(run_ranks(job, 4 * dp), whole())

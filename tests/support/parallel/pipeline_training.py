@@ -3,7 +3,15 @@
 import numpy as np
 
 import meshlib as dist
-from parallel import DistributedDataParallel, fully_shard, nn, optim
+from parallel import (
+    ColwiseParallel,
+    DistributedDataParallel,
+    RowwiseParallel,
+    fully_shard,
+    nn,
+    optim,
+    parallelize,
+)
 from parallel.pipeline import PipelineStage
 
 BATCH, LAYERS = 16, 8
@@ -68,7 +76,7 @@ def train_pipeline(mesh, make, placed, microbatches, steps=20, wrap=None):
     schedule = make(stages, microbatches, nn.CrossEntropyLoss())
     optimizers = [optim.AdamW(s.submodule.parameters(), lr=0.01) for s in stages]
     replicas, replica = 1, 0
-    if mesh.ndim > 1:
+    if "dp" in mesh.mesh_dim_names:
         replicas, replica = mesh["dp"].size(), mesh.get_local_rank("dp")
     losses = []
     for step in range(steps):
@@ -102,10 +110,18 @@ def fsdp(module, mesh):
     return fully_shard(module, mesh["dp"])
 
 
-def make_mesh(pp, dp=1):
-    if dp == 1:
-        return dist.init_device_mesh("cpu", (pp,), mesh_dim_names=("pp",))
-    return dist.init_device_mesh("cpu", (pp, dp), mesh_dim_names=("pp", "dp"))
+def tensor_parallel(module, mesh):
+    """Split a stage of four layers, the first or the second of a model, over the dim "tp"."""
+    first = {"0": ColwiseParallel(), "1.1": RowwiseParallel()}
+    second = {"0.0": ColwiseParallel(), "1": RowwiseParallel()}
+    return parallelize(module, mesh["tp"], first if isinstance(module[0], nn.Linear) else second)
+
+
+def make_mesh(pp, dp=1, tp=1):
+    """Return a mesh of the dims that have more than one rank."""
+    sizes = {"pp": pp, "dp": dp, "tp": tp}
+    names = tuple(name for name, size in sizes.items() if size > 1)
+    return dist.init_device_mesh("cpu", [sizes[name] for name in names], mesh_dim_names=names)
 
 
 def assert_equal(results, whole, tolerance=1e-9):

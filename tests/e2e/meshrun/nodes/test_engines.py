@@ -102,7 +102,7 @@ def test_a_name_that_nobody_knows_yet(meshrun, tmp_path, free_port, way):
             flags, env = (), env | pods | {"PET_NODE_RANK": str(node)}
         nodes.append(meshrun.start(*flags, script, command=command, env=env))
     waiting = nodes[1].stderr.readline()
-    assert "waiting for the node that leads, at late.test" in waiting
+    assert "waiting for the leading node, at late.test" in waiting
     with hosts.open("a") as file:
         file.write("127.0.0.1 late.test\n")
     results = [meshrun.finish(node) for node in nodes]

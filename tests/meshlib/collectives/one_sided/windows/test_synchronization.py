@@ -84,7 +84,7 @@ def test_many_share_a_lock_and_one_has_it_alone(backend: str) -> None:
             else:
                 group.barrier()
                 late = pytest.raises(
-                    dist.CollectiveTimeoutError, match="rank 1 has kept the lock of rank 0"
+                    dist.CollectiveTimeoutError, match="rank 1 did not release the lock of rank 0"
                 )
                 with late, window.lock(0, shared=True, timeout=1.0):
                     pass
