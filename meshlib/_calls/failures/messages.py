@@ -109,7 +109,7 @@ def end_of_server(error: DistError | None) -> str:
     one.
     """
     if isinstance(error, StoreSilentError) or is_out_of_reach(getattr(error, "__cause__", None)):
-        return f"and the store that it serves cannot be reached: {error}"
+        return f"cannot be reached, and neither can the store that it serves: {error}"
     return "is gone, and with it the store that it served"
 
 
