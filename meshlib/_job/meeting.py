@@ -16,7 +16,7 @@ from transport._store.base import Store
 from transport._waiting.deadline import Deadline
 
 _ALL_HERE = "all-here"
-"""The key that ends the wait: ``1``, ``lost``, or the reason why the ranks wait in vain."""
+"""The key that ends the wait: ``1``, ``lost``, or the reason why the ranks cannot meet."""
 LOST = "lost"
 _SERVER = "served-by"
 _NOBODY = b"none"
@@ -51,7 +51,7 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
             f"rank {rank} waited {deadline.seconds:g} s for {size} ranks at "
             f"{store.describe()}: [{first_of(missing)}] have not arrived"
         )
-        # The other ranks would wait in vain for this rank, which may serve their store.
+        # Otherwise the other ranks would wait for this rank, which may serve their store.
         call_off(store, text)
         raise DistStoreError(text) from error
     if answer not in (b"1", LOST.encode()):

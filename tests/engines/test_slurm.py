@@ -108,7 +108,7 @@ def test_srun_meshrun_without_flags(slurm: SlurmCluster) -> None:
     check_world(out, 2)
     first = slurm.hosts[0]
     for node in range(2):
-        said = rf"Slurm says --nnodes 2 --rdzv-id slurm-\d+\.0 --master-addr {first}"
+        said = rf"options from Slurm: --nnodes 2 --rdzv-id slurm-\d+\.0 --master-addr {first}"
         assert re.search(rf"{said} --master-port \d+ --node-rank {node}\n", out), out
 
 

@@ -43,7 +43,7 @@ def test_slurms_nodes(options_of):
     assert (nodes.least, nodes.most, nodes.rank, nodes.host) == (2, 2, 1, "gpu04")
     assert (nodes.port, nodes.job) == (derived_port("slurm 4711 3"), "slurm-4711.3")
     assert options.ranks == 2
-    assert options.notes[0].startswith("Slurm says --nnodes 2 --rdzv-id slurm-4711.3")
+    assert options.notes[0].startswith("options from Slurm: --nnodes 2 --rdzv-id slurm-4711.3")
 
 
 def test_a_restart_is_part_of_the_jobs_name(options_of):

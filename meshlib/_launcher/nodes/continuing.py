@@ -56,7 +56,7 @@ class ContinuingLeader(Leader):
 
     def losses(self, record: AgentRecord) -> list[RankLost]:
         """Return the ranks that ``record`` reports as lost, including those of a node that alone
-        was told to end.
+        was interrupted.
         """
         if (
             isinstance(record, RanksEnded)

@@ -341,7 +341,7 @@ class Leader:
 
     def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
         attempt.interrupted = True
-        text = f"{self._name(record.agent)} was told to end"
+        text = f"{self._name(record.agent)} was interrupted"
         return self._stop(attempt, Reason(text, saves=record.saves))
 
     def _left(self, record: AgentLeft, now: float) -> list[AgentRecord]:

@@ -57,7 +57,7 @@ class RankFailed(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class Interrupted(AgentRecord):
-    """An agent was told to end, by Ctrl-C or a signal, which ends the job.
+    """An agent was interrupted by Ctrl-C or a signal, which ends the job.
 
     ``leaves``: the job ends only if it cannot continue without this node. ``saves``: the ranks of
     all nodes have time to save.

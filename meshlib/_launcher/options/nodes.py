@@ -273,4 +273,4 @@ def _use_engine(given: argparse.Namespace, place: NodePlace) -> list[str]:
             take("master_port", place.port)
             if ":" not in given.nnodes and given.rdzv_backend in (None, "static"):
                 take("node_rank", place.node)
-    return [f"{place.launcher} says {' '.join(taken)}"] if taken else []
+    return [f"options from {place.launcher}: {' '.join(taken)}"] if taken else []

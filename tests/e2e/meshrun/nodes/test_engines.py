@@ -124,5 +124,5 @@ def test_a_program_that_is_meant_to_be_alone(meshrun):
 def test_verbose_says_what_the_engine_said(meshrun):
     env = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"}
     result = meshrun.run("-v", meshrun.script(HELLO), env=env)
-    assert "meshrun: PET_ variables says --nnodes 1 --nproc-per-node 2\n" in result.err
+    assert "meshrun: options from PET_ variables: --nnodes 1 --nproc-per-node 2\n" in result.err
     assert sorted(result.out.splitlines()) == ["0 2", "1 2"]

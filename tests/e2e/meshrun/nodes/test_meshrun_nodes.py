@@ -208,7 +208,7 @@ def test_ctrl_c_on_one_node_ends_all(meshrun, start_nodes):
     results = finish(meshrun, (first, second))
     assert [result.code for result in results] == [1, 130]
     assert results[0].err.splitlines()[-1].startswith("meshrun: node 1 (")
-    assert results[0].err.endswith("was told to end\n")
+    assert results[0].err.endswith("was interrupted\n")
 
 
 def test_ctrl_c_on_the_leading_node_ends_all(meshrun, start_nodes):
@@ -217,7 +217,7 @@ def test_ctrl_c_on_the_leading_node_ends_all(meshrun, start_nodes):
     first.send_signal(signal.SIGINT)
     results = finish(meshrun, (first, second))
     assert [result.code for result in results] == [130, 1]
-    assert results[1].err.endswith("was told to end\n")
+    assert results[1].err.endswith("was interrupted\n")
 
 
 def test_a_killed_launcher_is_noticed_by_the_others(meshrun, start_nodes):
