@@ -1,7 +1,7 @@
 """Meshes, groups and collectives on plain arrays: ``import meshlib as dist``.
 
-``_HOMES`` lists the public names. Each is imported at its first use (PEP 562): the launcher is in
-this package too, and needs neither them nor NumPy.
+``_HOMES`` lists the public names. Each is imported at its first use (PEP 562), because the launcher
+in this package needs neither these names nor NumPy.
 """
 
 import os as _os
@@ -12,7 +12,7 @@ import typing as _typing
 def _check_package(name: str) -> None:
     """Raise ImportError if Python finds another module in place of our package ``name``.
 
-    Python looks beside the program first, where there may be a ``transport.py``; and another
+        The program's folder, which Python searches first, may have a ``transport.py``, or another
     distribution may have a package of that name.
     """
     from importlib.util import find_spec
@@ -246,15 +246,15 @@ if not _typing.TYPE_CHECKING:
 
         value = getattr(import_module(_HOME_OF[name]), name)
         if type(value) is type(__getattr__):
-            # Not of classes: inspect and get_type_hints look for those in their module.
+            # Classes keep their module, in which inspect and get_type_hints search for them.
             value.__module__ = __name__
-        return globals().setdefault(name, value)  # a user may have put another one here
+        return globals().setdefault(name, value)  # a user may have assigned another value
 
     def _hint(name: str) -> str:
         from importlib.util import find_spec
 
         if name.startswith("_") or find_spec(f"{__name__}.{name}") is not None:
-            return ""  # a module is asked for in this way before Python imports it
+            return ""  # Python looks up a submodule here before it imports it
         from meshlib._did_you_mean import did_you_mean
 
         return did_you_mean(name, __all__)

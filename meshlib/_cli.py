@@ -16,19 +16,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "explain": (
         "meshlib._explain.command:main",
-        "show a mesh, a plan, a schedule, or what a run takes",
+        "show a mesh, a plan, a schedule, or the memory and bytes of a step",
     ),
     "run": ("meshlib._launcher.__main__:main", "start a program on several ranks (also: meshrun)"),
     "secret": ("meshlib._secret_command:main", "write the secret that a job's processes share"),
     "top": (
         "meshlib._monitor.command:main",
-        "show a running job: its ranks, the calls under way, and where they wait",
+        "show a running job: its ranks, their calls, and where they wait",
     ),
     "trace": ("meshlib._trace.command:main", "explain and draw the flight records of a failed job"),
-    "tune": ("meshlib._tune.cli:main", "measure where one algorithm gives way to another"),
-    "bench": ("meshlib._bench.cli:main", "measure collectives, beside those of other libraries"),
+    "tune": ("meshlib._tune.cli:main", "measure the sizes at which algorithms change"),
+    "bench": ("meshlib._bench.cli:main", "time collectives, compared with other libraries"),
 }
-"""For each command: ``module:function``, called with the other arguments, and its help text."""
+"""For each command ``module:function``, called with the remaining arguments, and a help text."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def _usage() -> str:
         "usage: meshlib COMMAND ...\n\n"
         f"{commands}\n\n"
         "See meshlib COMMAND --help. meshlib --version prints the version, and the path of\n"
-        "the compiled core or why there is none.\n"
+        "the compiled core or the reason for its absence.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The common behaviour of commands: a wrong argument is one line on stderr, and exit code 2."""
+"""The common behaviour of commands: a wrong argument prints one line on stderr and returns 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = "the following arguments are required"
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser with errors of one line, which suggest the option that was meant."""
+    """An ArgumentParser whose errors have one line and suggest the intended option."""
 
     _given: Sequence[str] = ()
 
@@ -36,7 +36,7 @@ class OneLineParser(argparse.ArgumentParser):
         if message.startswith(_UNKNOWN):
             message += self._suggest(message.removeprefix(_UNKNOWN).split())
         elif message.startswith(_MISSING):
-            # An option that is none may have been meant to take a value, which was taken for more.
+            # The value of a misspelt option may have been parsed as a positional argument.
             message += self._suggest(self._given)
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (try {self.prog} --help)\n")
 
@@ -60,7 +60,7 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
         print_note(prog, " ".join(message_of(error).split()))
         return USAGE_ERROR
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without × is no reason to fail
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack ×
 
     def write() -> int:
         sys.stdout.write(text)
@@ -70,14 +70,14 @@ def print_result(prog: str, make: Callable[[], str]) -> int:
 
 
 def print_note(prog: str, text: str) -> None:
-    """Print a line of the command ``prog`` on standard error, now."""
+    """Print a line of the command ``prog`` on standard error, and flush it."""
     write_stderr(f"{prog}: {text}\n")
 
 
 def write_stderr(text: str) -> None:
-    """Write ``text`` to standard error, now.
+    """Write ``text`` to standard error, and flush it.
 
-    An error is ignored: the command goes on where its standard error is full or closed.
+    An error is ignored: the command continues if its standard error is full or closed.
     """
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (it was closed)
         return
@@ -85,14 +85,15 @@ def write_stderr(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        # Else Python would retry the unwritten rest at exit, and change the exit code.
+        # Otherwise Python would retry at exit, and change the exit code.
         sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def end_quietly(run: Callable[[], int]) -> int:
     """Return the exit code of ``run()``.
 
-    A reader that closes the output early (``| head``) is no error. Ctrl-C returns 130 silently.
+    A reader may close the output early (``| head``): that is not an error. Ctrl-C returns 130
+    silently.
     """
     try:
         code = run()
@@ -101,7 +102,7 @@ def end_quietly(run: Callable[[], int]) -> int:
     except BrokenPipeError:
         if not reader_is_gone(sys.stdout.fileno()):
             raise
-        # The buffered output has no reader; the interpreter would try again at exit.
+        # Otherwise the interpreter would write the buffered output again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -109,7 +110,7 @@ def end_quietly(run: Callable[[], int]) -> int:
 
 
 def reader_is_gone(descriptor: int) -> bool:
-    """Return whether the reader of ``descriptor`` is gone."""
+    """Return whether the reader of ``descriptor`` has closed it."""
     poll = select.poll()
     poll.register(descriptor, 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""Suggestions of the word that was meant, for the end of an error message."""
+"""Suggestions of the intended word, for the end of an error message."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return ``; did you mean 'x'?`` for the nearest of ``known``, or nothing."""
-    import difflib  # for errors alone
+    """Return ``; did you mean 'x'?`` for the nearest of ``known``, or an empty string."""
+    import difflib  # only for errors
 
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), by_folded, 1, cutoff)

@@ -8,8 +8,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Return ``rows`` as lines, with their columns below each other, those of ``right`` to the
-    right.
+    """Return ``rows`` as lines with aligned columns; those with an index in ``right`` are
+    right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -22,7 +22,7 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def binary_size(nbytes: float) -> str:
-    """Return ``1.5 MiB``, a KiB being 1024 bytes."""
+    """Return a size such as ``1.5 MiB``; a KiB is 1024 bytes."""
     unit = 0
     while nbytes >= 1024 and unit < len(_UNITS) - 1:
         nbytes, unit = nbytes / 1024, unit + 1
@@ -30,17 +30,17 @@ def binary_size(nbytes: float) -> str:
 
 
 def named(ranks: Sequence[int], most: int | None = None) -> str:
-    """Return ``ranks 1, 2``: all of them, or where they are more than ``most`` the first ones."""
+    """Return ``ranks 1, 2``: all ranks, or the first ``most`` and the number of further ones."""
     shown = ", ".join(map(str, ranks[:most]))
     more = f" and {len(ranks) - most} more" if most is not None and len(ranks) > most else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def first_of(ranks: Sequence[int], most: int = 16) -> str:
-    """Return ``0, 1, …``: all of ``ranks``, or the first ones, as many as ``most``."""
+    """Return ``0, 1, …``: all of ``ranks``, or the first ``most``."""
     return ", ".join(map(str, ranks[:most])) + (", …" if len(ranks) > most else "")
 
 
 def have(ranks: Sequence[int]) -> str:
-    """Return the verb of ``named``."""
+    """Return "have" or "has", to follow ``named(ranks)``."""
     return "have" if len(ranks) > 1 else "has"

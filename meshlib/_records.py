@@ -1,7 +1,7 @@
 """Frozen records as JSON and back, for messages between ranks and launchers.
 
-``json.dumps(record, default=values_of)`` writes a dataclass and its contents. ``build`` makes it
-again from the annotations of its fields.
+``json.dumps(record, default=values_of)`` writes a dataclass and its contents. ``build`` restores
+it, guided by the annotations of its fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, ge
 
 T = TypeVar("T")
 _Make = Callable[[Any], Any]
-# JSON has one kind of number.
+# JSON does not distinguish int and float.
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
     int: (int,),
     float: (float, int),
@@ -27,11 +27,11 @@ _PLAIN: Mapping[Any, tuple[type, ...]] = {
 
 
 class JsonRecord:
-    """The base of dataclasses that travel alone, each as one JSON object."""
+    """The base of dataclasses that are sent as one JSON object."""
 
     __slots__ = ()
     title: ClassVar[str] = "record"
-    """The record in messages: "not a flight record: …"."""
+    """The record's name in error messages: "not a flight record: …"."""
 
     def pack(self) -> str:
         """Return the record as JSON."""
@@ -39,7 +39,7 @@ class JsonRecord:
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Self:
-        """Return the record in ``data``. Raises ValueError that says why ``data`` has none."""
+        """Return the record in ``data``. Raises ValueError with the reason if ``data`` has none."""
         try:
             return build(cls, json.loads(data))
         except RecursionError:
@@ -56,11 +56,11 @@ def values_of(record: Any) -> dict[str, Any]:
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Return the record of ``cls`` whose fields JSON gave as ``values``.
+    """Return the record of ``cls`` with the fields ``values``, parsed from JSON.
 
-    Fields hold numbers, strings, booleans, None, dataclasses, named tuples and tuples, or
-    sequences and mappings of these. Raises TypeError or AttributeError that names the field for
-    a value of another type, a missing field and an unknown one.
+    Fields hold numbers, strings, booleans, None, dataclasses, named tuples and tuples, or sequences
+    and mappings of these. Raises TypeError or AttributeError that names the field for a value of
+    another type, a missing field or an unknown field.
     """
     made: dict[str, Any] = {}
     for name, make in _makers(cls):

@@ -1,7 +1,7 @@
-"""``meshlib secret``: the secret that all processes of a job have to know, in a file of the user's.
+"""``meshlib secret``: write the secret that all processes of a job share to a file of the user.
 
-Machines that share a home then need nothing else. Where they do not, ``--print`` gives what to put
-into ``MESHLIB_SECRET`` on all of them.
+Machines that share a home need nothing else. For others, ``--print`` prints a value for
+``MESHLIB_SECRET`` on all of them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in ``argv``; return the exit code."""
     parser = OneLineParser(
         prog="meshlib secret",
-        description="Write a secret to a file that only you can read (mode 0600), from which"
-        " meshrun and ranks take it where MESHLIB_SECRET is not set.",
+        description="Write a secret to a file that only you can read (mode 0600). meshrun and ranks"
+        " read it if MESHLIB_SECRET is not set.",
         allow_abbrev=False,
     )
-    parser.add_argument("--new", action="store_true", help="replace the one that is there")
+    parser.add_argument("--new", action="store_true", help="replace the existing secret")
     parser.add_argument(
         "--file", type=Path, metavar="FILE", help="default: meshlib/secret in ~/.config"
     )
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--print",
         dest="shown",
         action="store_true",
-        help="write no file: print a fresh one, as for export MESHLIB_SECRET=$(...)",
+        help="write no file; print a new secret, for export MESHLIB_SECRET=$(...)",
     )
     given = parser.parse_args(argv)
     return print_result("meshlib secret", lambda: _answer(given.file, given.new, given.shown))
@@ -47,7 +47,7 @@ def _answer(file: Path | None, new: bool, shown: bool) -> str:
         write_secret(path)
         what = "a new secret is in"
     elif file is None:
-        find_secret({**os.environ, "MESHLIB_SECRET_FILE": ""})  # or an error that says why not
+        find_secret({**os.environ, "MESHLIB_SECRET_FILE": ""})  # raises if the secret is unusable
         what = "there is a secret already (--new replaces it) in"
     else:
         raise ValueError(f"{path} exists already; expected --new to replace it")

@@ -1,4 +1,4 @@
-"""``run_ranks``: a job whose ranks are threads of this process, for tests and for trying out."""
+"""``run_ranks``: a job whose ranks are threads of this process, for tests and experiments."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT = 60.0
-# The time that threads may take to stop.
+# Threads may take this long to stop.
 GRACE_SECONDS = 5.0
-# The variable from which a client of XLA takes the number of cores; enough for most tests.
+# The variable that sets the threads of an XLA client, and a number that is enough for most tests.
 _XLA_THREADS, _ENOUGH_THREADS = "NPROC", 16
 
 
 class RankError(DistError):
-    """A rank's function raised; the exception is this one's ``__cause__``, ``rank`` its rank."""
+    """Raised if the function of ``rank`` raised; its exception is the ``__cause__``."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
@@ -54,19 +54,19 @@ def run_ranks(
 ) -> list[T]:
     """Call ``fn(*args)`` as each of ``world_size`` ranks, each a thread, and return the results.
 
-    The default group exists when ``fn`` begins. As in a process, it may call
-    ``init_process_group()``: that makes another default group in place of this one, over
-    ``backend`` if it names none. The variables in ``os.environ`` are the process's, not the rank's.
+    The default group exists when ``fn`` begins. As in a process, ``fn`` may call
+    ``init_process_group()``, which replaces the default group, over ``backend`` if it names none.
+    All ranks share the process's ``os.environ``.
 
-    ``timeout`` (seconds) bounds the whole run; ``call_timeout`` is the default deadline of the
-    calls inside (``timeout`` if None). Any backend will do: over ``tcp`` the threads talk through
-    real sockets. If ``fn`` uses JAX, import JAX before this call. If JAX has begun with too few
-    threads for the ranks, each rank's default device (``jax.default_device``) is a CPU device of
-    another client of XLA.
+    ``timeout`` (seconds) limits the whole run; ``call_timeout`` is the default deadline of the
+    calls inside (``timeout`` if None). Any backend works: over ``tcp`` the threads communicate
+    through real sockets. If ``fn`` uses JAX, import JAX before this call. If JAX has started with
+    too few threads for the ranks, each rank's default device (``jax.default_device``) is a CPU
+    device of another XLA client.
 
-    Raises ``RankError`` for the rank that failed first, with its exception as the cause, not for
-    one that failed because of it. Raises ``CollectiveTimeoutError`` with the ranks that were not
-    done when the time is over, and ValueError and TypeError for wrong arguments.
+    Raises ``RankError`` for the rank that failed first, with its exception as the cause.
+    Raises ``CollectiveTimeoutError`` with the unfinished ranks after ``timeout``, and ValueError
+    and TypeError for wrong arguments.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -79,10 +79,10 @@ def run_ranks(
 
 @contextmanager
 def _jax_of_a_rank(device: Any) -> Generator[None]:
-    """Have JAX compute on ``device`` (None: its own choice) with traces of this thread's own.
+    """Let JAX compute on ``device`` (None: JAX's choice), with separate traces for this thread.
 
-    A trace by ``jax.jit`` contains the rank and its groups; JAX keeps one for all threads that
-    call a function, unless this, the metadata that XLA's operations get, differs.
+    A trace by ``jax.jit`` contains the rank and its groups. JAX shares a function's trace among
+    threads, unless the metadata of XLA's operations differs.
     """
     if "jax" not in sys.modules:
         yield
@@ -96,22 +96,22 @@ def _jax_of_a_rank(device: Any) -> Generator[None]:
 
 
 class _ThreadsOfXla:
-    """Gives XLA more threads than there are ranks.
+    """XLA clients with more threads than ranks.
 
-    A client of XLA begins with a thread for each core, and a rank that waits for the others holds
-    one, in some programs (those of ``parallel.jax.DistributedDataParallel``) two.
+    An XLA client starts with a thread for each core. A waiting rank holds one of its threads, in
+    programs of ``parallel.jax.DistributedDataParallel`` two.
     """
 
     def __init__(self) -> None:
-        self._own = 0  # of the client that JAX began inside of run_ranks
-        self._others: dict[int, Any] = {}  # clients made here, by their threads
+        self._own = 0  # threads of the client that JAX started inside run_ranks
+        self._others: dict[int, Any] = {}  # clients of this object, by number of threads
 
     @contextmanager
     def for_ranks(self, size: int) -> Generator[Any]:
-        """Give the device that the ranks' programs are for; None: JAX's own choice will do.
+        """Yield the device for the ranks' programs; None: JAX's choice has enough threads.
 
-        JAX that begins in the block does so with threads enough. Where it has begun with fewer,
-        the device is that of another client: arrays move there as between any two devices.
+        If JAX starts in the block, it starts with enough threads. If it has started with fewer,
+        the device belongs to another client, and JAX copies arrays to it.
         """
         needed = max(2 * size, _ENOUGH_THREADS)
         if "jax" not in sys.modules:
@@ -149,14 +149,14 @@ _threads_of_xla = _ThreadsOfXla()
 
 
 def _given_threads() -> int:
-    """Return the number of threads that the user wants a client of XLA to have; 0 for none."""
+    """Return the number of threads that the user has set for XLA clients; 0: not set."""
     given = os.environ.get(_XLA_THREADS, "")
     return int(given) if given.isdecimal() else 0
 
 
 @contextmanager
 def _started_with(threads: int) -> Generator[int]:
-    """Have clients of XLA that begin in the block have at least ``threads``; give how many."""
+    """Start XLA clients of the block with at least ``threads`` threads; yield their number."""
     given = os.environ.get(_XLA_THREADS)
     threads = max(_given_threads(), available_cores(), threads)
     os.environ[_XLA_THREADS] = str(threads)
@@ -170,7 +170,7 @@ def _started_with(threads: int) -> Generator[int]:
 
 
 def _count_threads() -> int:
-    """Return how many threads the clients of XLA in this process have, at least."""
+    """Return a lower bound of the number of threads of this process's XLA clients."""
     return (thread_names() or []).count("tf_XLAEigen")
 
 
@@ -190,8 +190,8 @@ class _ThreadJob:
         self._backends = parse_backend(backend)
         if is_fake(self._backends):
             raise ValueError(
-                f"backend is {backend!r}, whose ranks are alone; expected one over which ranks"
-                f" talk, or init_process_group(backend={FAKE!r}) in place of run_ranks"
+                f"backend is {backend!r}, which has no other ranks; expected another backend,"
+                f" or init_process_group(backend={FAKE!r}) in place of run_ranks"
             )
         for name in set(self._backends.values()):
             # Imported here, not by all ranks at once.
@@ -233,7 +233,7 @@ class _ThreadJob:
     def _rank(self, rank: int) -> None:
         mine = self._ranks[rank]
         set_thread_rank(mine)
-        how = "has ended without coming"
+        how = "has ended without joining"
         try:
             world = World(
                 *mine.join(),
@@ -264,7 +264,7 @@ class _ThreadJob:
                         self._failures.append(RaisedError(rank, error))
 
     def _stop(self, late: list[int]) -> None:
-        why = f"the run ended: {self._timeout:g} s are over"
+        why = f"the run ended after its timeout of {self._timeout:g} s"
         for rank in late:
             world = self._ranks[rank].world
             if world is not None:
@@ -276,7 +276,7 @@ class _ThreadJob:
             first = first_failure(self._failures)
         if late and (first is None or first.blame is not Blame.OWN):
             raise CollectiveTimeoutError(
-                f"ranks {late} of {self._size} were not done after {self._timeout:g} s"
+                f"ranks {late} of {self._size} were not finished after {self._timeout:g} s"
             ) from (None if first is None else first.error)
         if first is not None:
             rank, error = first.rank, first.error

@@ -75,7 +75,7 @@ class PeriodicModelAverager(ModelAverager):
 
     Args:
         period: In steps, at least 1.
-        warmup_steps: The number of first steps without averaging; the next step averages.
+        warmup_steps: The number of initial steps without averaging; the next step averages.
         process_group: ``mesh["dp"]``, a process group, or None for the default group.
 
     Raises ValueError for numbers out of range, TypeError for arguments of another type.
@@ -104,7 +104,7 @@ class HierarchicalModelAverager(ModelAverager):
     Args:
         period_group_dict: The ranks to average over for each period (in steps, at least 1), in
             order of increasing period. Each group contains all ranks of the previous one.
-        warmup_steps: The number of first steps without averaging; the next step averages over
+        warmup_steps: The number of initial steps without averaging; the next step averages over
             the last group.
 
     Raises ValueError if there are no periods, for numbers out of range or order, and for a group
@@ -157,7 +157,7 @@ class PostLocalSGDOptimizer(Joinable):
         return self.optimizer.param_groups
 
     def step(self) -> None:
-        """Update this rank's parameters, then average them if the averager says so."""
+        """Update this rank's parameters, then average them if the step is due for averaging."""
         self.optimizer.step()
         group = self.averager.count_step()
         if group is not None:

@@ -1,1 +1,1 @@
-"""The functions that ``torch.distributed``'s users know."""
+"""The functions of ``torch.distributed``."""

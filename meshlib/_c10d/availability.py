@@ -31,7 +31,7 @@ def is_nccl_available() -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Return True: ``init_process_group("gloo")`` is accepted and means the default for the CPU."""
+    """Return True: ``init_process_group("gloo")`` selects the default CPU backend."""
     return True
 
 

@@ -19,10 +19,10 @@ class P2POp:
     """One message of a batch.
 
     ``op`` is ``meshlib.isend`` or ``meshlib.irecv``. The other end is ``peer`` (a global rank) or
-    ``group_peer`` (a rank in ``group``). A receive may omit both to accept any member. Sends read
-    ``tensor`` and receives write it: a NumPy, JAX or CuPy array or a buffer, of the same size and
-    dtype at both ends. A read-only array (JAX) is replaced: ``tensor`` is then the new one. Both
-    ends agree on ``tag``, a whole number from 0 to 2**32 - 1. Raises ValueError for another ``op``.
+    ``group_peer`` (a rank in ``group``). A receive may omit both to accept a message from any
+    member. Sends read ``tensor`` and receives write it: a NumPy, JAX or CuPy array or a buffer, of
+    the same size and dtype at both ends. A receive replaces a read-only ``tensor`` (JAX). ``tag``
+    is an integer from 0 to 2**32 - 1, equal at both ends. Raises ValueError for any other ``op``.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ def _prepare(op: P2POp) -> tuple[CallQueue, CallSpec] | None:
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
     """Begin all messages of the list; return a ``Work`` for each, in the order of the list.
 
-    Every message makes progress on its own. So neither the order of the list nor the sizes can
-    deadlock, whatever the order on other ranks. Messages between two ranks under one tag match in
-    the order of the lists. Operations on groups without this rank are left out.
+    Messages progress independently, so no order of the ranks' lists can deadlock. Messages between
+    two ranks with the same tag match in the order of the lists. Operations on groups without this
+    rank are skipped.
 
-    Raises the errors of ``isend`` and ``irecv`` for wrong arguments, with the place in the list,
+    Raises the errors of ``isend`` and ``irecv`` for invalid arguments, with the index in the list,
     before any message begins. Raises ValueError for an empty ``p2p_op_list``, TypeError for an
     entry that is not a ``P2POp``.
     """

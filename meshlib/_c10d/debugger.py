@@ -1,4 +1,4 @@
-"""``breakpoint``: a debugger on one rank, while the others wait for it."""
+"""``breakpoint``: a debugger on one rank while the other ranks wait."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from transport._checks import to_whole_number
 from transport._waiting.deadline import to_seconds
 
 LONGEST_SESSION = 3600.0
-"""The seconds that the other ranks wait by default."""
+"""The default time that the other ranks wait, in seconds."""
 
 
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float = LONGEST_SESSION) -> None:
-    """Stop the job here: pdb on ``rank``, the other ranks wait until it goes on.
+    """Stop the job: run pdb on ``rank`` while the other ranks wait until it continues.
 
-    Every rank calls it, from the same place. The first ``skip`` calls from one line do nothing.
+    Every rank calls it, from the same line. The first ``skip`` calls from that line do nothing.
     ``timeout_s`` (seconds) limits the wait, instead of the deadline of the default group.
 
     Raises ValueError for a rank that does not exist, TypeError for an argument that is not a
-    number, and ``CollectiveTimeoutError`` on all ranks when the time is over.
+    number, and ``CollectiveTimeoutError`` on all ranks past ``timeout_s``.
     """
     world = current_world()
     skip = to_whole_number(skip, "skip")
@@ -35,7 +35,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float = LONGEST_SESSION)
         from meshlib._c10d.rank_debugger import RankDebugger  # pdb is slow to import
 
         debugger = RankDebugger()
-        debugger.message(f"rank {rank} stops here; the others wait until it goes on (c)")
+        debugger.message(f"rank {rank} stops here; the others wait until it continues (c)")
         debugger.cmdqueue.append("up")  # from this function to its caller
         try:
             debugger.set_trace()

@@ -1,4 +1,4 @@
-"""``GradBucket``: the argument of communication hooks of data parallel training."""
+"""``GradBucket``: the argument of communication hooks in data-parallel training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class GradBucket(ABC):
-    """One bucket whose gradients are all there; ``parallel`` makes them. Methods as in c10d."""
+    """A bucket with complete gradients, created by ``parallel``. Methods as in c10d."""
 
     @abstractmethod
     def index(self) -> int:
-        """Return the bucket's number; buckets are sent off in this order on every rank."""
+        """Return the bucket's number; every rank reduces the buckets in this order."""
 
     @abstractmethod
     def is_last(self) -> bool:
@@ -32,4 +32,4 @@ class GradBucket(ABC):
 
     @abstractmethod
     def set_buffer(self, buffer: Any) -> None:
-        """Replace the buffer that ``buffer()`` returns by ``buffer``, of the same shape."""
+        """Replace the buffer with ``buffer``, of the same shape."""

@@ -1,4 +1,4 @@
-"""Making groups and asking about them: c10d's ``new_group`` and the like."""
+"""Creating and querying groups: c10d's ``new_group`` and related functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ group: _WorldGroup = _WorldGroup()
 
 
 class _NonGroupMember:
-    """Equal to every group that this rank is not a member of."""
+    """A value that equals every group without this rank."""
 
     def __eq__(self, other: object) -> bool:
         return other is self or (isinstance(other, ProcessGroup) and other.rank() < 0)
@@ -36,7 +36,7 @@ class _NonGroupMember:
 
 
 class GroupMember:
-    """c10d's name for the answer "not your group": ``new_group(...) == NON_GROUP_MEMBER``."""
+    """Namespace of ``NON_GROUP_MEMBER``, which equals every group without this rank."""
 
     NON_GROUP_MEMBER = _NonGroupMember()
 
@@ -53,16 +53,16 @@ def new_group(
 ) -> ProcessGroup:
     """Return a new group of the global ``ranks`` (all by default), sorted if ``sort_ranks``.
 
-    ``timeout`` (seconds or "30s") and ``backend`` are the job's unless given; ``group_desc``
-    is how messages call the group. ``pg_options`` and ``device_id`` are accepted for compatibility
-    with c10d.
+    ``timeout`` (seconds or "30s") and ``backend`` default to the job's; ``group_desc`` is the
+    group's name in messages. ``pg_options`` and ``device_id`` are accepted for compatibility with
+    c10d.
 
-    Only members have to call, in the same order for the same ranks: ``use_local_synchronization``
-    is therefore always true here, whatever is passed. A rank outside that calls gets a group whose
-    ``rank()`` is -1 and whose calls return None. Costs no message.
+    Only members have to call, in the same order for the same ranks; ``use_local_synchronization``
+    is ignored and always counts as true. On a rank outside the group, ``rank()`` is -1 and calls
+    return None. No message is sent.
 
     Raises ValueError for ranks that do not exist or appear twice and for an unknown backend,
-    TypeError for ranks and a timeout that are not numbers.
+    TypeError for ranks or a timeout of the wrong type.
     """
     return current_world().registry.new_group(
         ranks, backend=backend, timeout=timeout, desc=group_desc or "", sort=sort_ranks
@@ -70,12 +70,12 @@ def new_group(
 
 
 def get_rank(group: Group = None) -> int:
-    """Return this rank's place in ``group``, -1 if it is not a member."""
+    """Return the caller's rank in ``group``, or -1 if it is not a member."""
     return resolve_process_group(group).rank()
 
 
 def get_world_size(group: Group = None) -> int:
-    """Return the number of members of ``group``, -1 if this rank is none."""
+    """Return the number of members of ``group``, or -1 if the caller is not a member."""
     process_group = resolve_process_group(group)
     return len(process_group.ranks) if process_group.rank() >= 0 else -1
 
@@ -91,16 +91,16 @@ def get_backend_config(group: Group = None) -> str:
 
 
 def set_timeout(timeout: Timeout, group: Group = None) -> None:
-    """Set the deadline of the group's calls that bring none of their own.
+    """Set the default deadline of the group's calls.
 
-    ``timeout`` is in seconds, or a timedelta or "30s". Raises ValueError for a negative one,
-    TypeError for a value that is not a number.
+    ``timeout`` is in seconds, a timedelta or "30s". Raises ValueError if it is negative, TypeError
+    for other types.
     """
     resolve_process_group(group).set_timeout(timeout)
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:
-    """Return the place of ``global_rank`` in ``group``.
+    """Return the group rank of ``global_rank`` in ``group``.
 
     Raises ValueError if it is not a member, TypeError if it is not an integer.
     """
@@ -109,9 +109,9 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
-    """Return the global rank of the member of ``group`` at ``group_rank``.
+    """Return the global rank of the member of ``group`` with the rank ``group_rank``.
 
-    Raises ValueError if there is none, TypeError if ``group_rank`` is not an integer.
+    Raises ValueError if there is no such member, TypeError if ``group_rank`` is not an integer.
     """
     members = resolve_process_group(group)
     place = to_whole_number(group_rank, "group_rank")

@@ -18,7 +18,7 @@ from meshlib._trace.dump import RankDump
 
 @dataclass(frozen=True)
 class Summary:
-    """All calls of one kind on one group. Seconds and bytes; bandwidth in bytes a second."""
+    """The totals of one kind of call on one group, in seconds, bytes and bytes per second."""
 
     kind: str
     group: str
@@ -29,15 +29,15 @@ class Summary:
 
     @property
     def bandwidth(self) -> float:
-        """The calls' bytes over the time that they took, waiting for others included."""
+        """Bytes per second, including the time of waiting for other ranks."""
         return self.nbytes / self.seconds if self.seconds else 0.0
 
 
 class profile:
     """Record this rank's calls: ``with meshlib.profile() as p: …; print(p)``.
 
-    While it is active, calls are also ranges in the timelines of ``jax.profiler`` and NVTX, where
-    those libraries are loaded. ``export`` writes what ``meshlib trace`` draws.
+    While it is active, calls are also ranges in the timelines of ``jax.profiler`` and NVTX, if
+    those libraries are loaded. ``export`` writes the calls for ``meshlib trace``.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class profile:
         self._outer: Any = None
 
     def __enter__(self) -> Self:
-        """Begin to record. Raises ValueError without a job."""
+        """Start recording. Raises ValueError without a job."""
         self._world, self._kept = current_world(), None
         recorder = self._world.recorder
         self._records = recorder.follow()
@@ -55,7 +55,7 @@ class profile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the recording; keep the records, and the groups for when the job is over."""
+        """Stop recording; keep the records and the groups, also after the job's end."""
         assert self._world is not None
         self._kept = self._world.groups()
         self._world.recorder.unfollow(self._records)
@@ -84,7 +84,7 @@ class profile:
     def export(self, directory: str | Path) -> Path:
         """Write this rank's calls into ``directory`` for ``meshlib trace``; return the path.
 
-        Raises RuntimeError before the block was entered, OSError when it cannot be written.
+        Raises RuntimeError if the profile was never entered, OSError if the file cannot be written.
         """
         world = self._world
         if world is None:
@@ -112,10 +112,10 @@ class profile:
 
 
 def record_comm(name: str) -> AbstractContextManager[None]:
-    """Call the calls that this thread issues in the block ``name``.
+    """Return a context manager that names the calls which this thread issues in its block.
 
-    In profiles the name stands in place of ``meshlib.all_reduce`` and the like, in flight records
-    beside it. Raises TypeError for a ``name`` that is not a ``str``, ValueError without a job.
+    In profiles, ``name`` replaces names like ``meshlib.all_reduce``; flight records show both.
+    Raises TypeError for a ``name`` that is not a ``str``, ValueError without a job.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"name must be a str, got {name!r}")

@@ -9,16 +9,16 @@ from typing import IO, Any
 
 
 class RankDebugger(pdb.Pdb):
-    """pdb on the terminal that the job was started from, where there is one.
+    """pdb on the terminal from which the job was started, if there is one.
 
-    A rank's output may be a pipe to the launcher, which passes on whole lines: a prompt is none.
+    A rank's output may be a pipe to the launcher, which forwards whole lines and so no prompt.
     """
 
     def __init__(self) -> None:
         self._opened: list[IO[Any]] = []
         streams: dict[str, Any] = {}
         if sys.stdin is sys.__stdin__ and os.isatty(0) and not os.isatty(1):
-            # NOCTTY: a rank leads a session of its own, and would take the terminal over.
+            # NOCTTY: a rank is a session leader, and would otherwise take over the terminal.
             terminal = os.open(os.ttyname(0), os.O_WRONLY | os.O_NOCTTY)
             self._opened = [os.fdopen(0, closefd=False), os.fdopen(terminal, "w")]
             streams = {"stdin": self._opened[0], "stdout": self._opened[1]}

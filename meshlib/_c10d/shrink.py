@@ -17,9 +17,9 @@ from transport._errors import RankFailedError
 from transport._waiting.deadline import Timeout, to_seconds
 
 SHRINK_DEFAULT = 0
-"""``shrink_flags``: open calls on the group are left to finish."""
+"""``shrink_flags``: let open calls on the group finish."""
 SHRINK_ABORT = 1
-"""``shrink_flags``: the group is aborted first, which ends its open calls."""
+"""``shrink_flags``: first abort the group, which ends its open calls."""
 
 
 def shrink_group(
@@ -33,26 +33,26 @@ def shrink_group(
     """Return a new group of the remaining members of ``group``.
 
     All remaining members call; those in ``ranks_to_exclude`` must not. The members agree through
-    the store. They also exclude every member that is lost, silent, or late, whether named or not;
-    an excluded member learns it when it calls. So after a failure ``shrink_group([], group)``
-    suffices. If members name different ranks, all of these are excluded.
+    the store. They also exclude every lost, silent or late member, so after a failure
+    ``shrink_group([], group)`` suffices. An excluded member gets an error when it calls. If members
+    name different ranks, all named ranks are excluded.
 
     For the default group (``group`` None), the result is the next default group, in the same order.
     ``get_rank()`` and ``get_world_size()`` then count the remaining members, which begin an
-    *epoch*. Global ranks stay, because they name processes. A group is kept if all its members
-    continue, have made the same calls, and have no open call. All other groups end, and a mesh of
-    the same ranks creates new ones.
+    *epoch*. Global ranks do not change, because they identify processes. A group is kept if all its
+    members continue, have made the same calls, and have no open call. All other groups end, and a
+    mesh of the same ranks creates new ones.
 
     The new group reuses nothing of ``group``: it has its own connections and memory.
 
     Args:
-        ranks_to_exclude: Ranks in ``group`` (its group ranks), each once; may be empty.
+        ranks_to_exclude: Group ranks in ``group``, without duplicates; may be empty.
         group: A ProcessGroup, a DeviceMesh, or None for the default group.
-        shrink_flags: 0 (c10d's ``SHRINK_DEFAULT``), or 1 (``SHRINK_ABORT``): end calls that are
-            under way first.
+        shrink_flags: 0 (c10d's ``SHRINK_DEFAULT``), or 1 (``SHRINK_ABORT``) to end open calls
+            first.
         pg_options: Accepted for compatibility with c10d.
-        timeout: The time to wait for a slow member; seconds, a timedelta or "30s"; by default
-            the group's.
+        timeout: The time to wait for a slow member: seconds, a timedelta or "30s"; by default the
+            group's.
 
     Returns:
         The new group, with the backends and the deadline of ``group``.
@@ -60,7 +60,7 @@ def shrink_group(
     Raises:
         ValueError: On a rank that is in ``ranks_to_exclude`` or outside the group, and for ranks
             that are not in the group or named twice.
-        TypeError: If ``ranks_to_exclude`` are not whole numbers.
+        TypeError: If ``ranks_to_exclude`` are not integers.
         RankFailedError: On a rank that the others have excluded.
         DistStoreError: On a rank that has lost the store: it must not continue.
         CollectiveTimeoutError: If the members did not agree in time.
@@ -83,7 +83,7 @@ def shrink_group(
 def _check(parent: ProcessGroup, ranks_to_exclude: Sequence[int], flags: int) -> list[int]:
     size, own = len(parent.ranks), parent.rank()
     if own < 0:
-        raise ValueError(f"rank {parent.global_rank} is not in {parent}: it cannot shrink it")
+        raise ValueError(f"rank {parent.global_rank} is not in {parent} and cannot shrink it")
     places = to_whole_numbers(ranks_to_exclude, "ranks_to_exclude")
     strange = [place for place in places if not 0 <= place < size]
     if strange:
@@ -94,7 +94,7 @@ def _check(parent: ProcessGroup, ranks_to_exclude: Sequence[int], flags: int) ->
         raise ValueError(f"ranks_to_exclude has a rank twice: {places}")
     if own in places:
         raise ValueError(
-            f"ranks_to_exclude {places} has this rank's own, {own}; expected only ranks that do"
+            f"ranks_to_exclude {places} includes this rank, {own}; expected only ranks that do"
             " not call"
         )
     if to_whole_number(flags, "shrink_flags") not in (SHRINK_DEFAULT, SHRINK_ABORT):
@@ -116,6 +116,6 @@ def _shrink_other(
     agreed = agreement.reach(None, decide, seconds)
     if world.rank not in agreed["members"]:
         why = agreed["missing"].get(str(world.rank), "was excluded")
-        raise RankFailedError(f"rank {world.rank} is left out of {parent}: it {why}", world.rank)
+        raise RankFailedError(f"rank {world.rank} is excluded from {parent}: it {why}", world.rank)
     call_queue_of(parent).release()
     return world.registry.agreed_group(name, agreed["members"], parent, parent.group_desc)

@@ -1,4 +1,4 @@
-"""Dividing ranks into groups: c10d's ``new_subgroups`` and the like."""
+"""Dividing ranks into groups: c10d's ``new_subgroups`` and related functions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup, list[ProcessGroup]]:
-    """Cut ``group`` into groups of ``group_size`` neighbours; return this rank's, and all.
+    """Divide ``group`` into groups of ``group_size`` consecutive ranks.
 
-    ``group_size`` defaults to the number of ranks on this host, as ``LOCAL_WORLD_SIZE`` says. All
-    members of ``group`` call. ``timeout`` (seconds, a timedelta or "30s") and
-    ``backend`` are the job's unless given; ``group_desc`` is how messages call each;
-    ``pg_options`` is accepted for compatibility with c10d. Raises ValueError unless ``group_size``
-    divides the group's size, and on a rank that is not in ``group``.
+    Returns this rank's group and the list of all groups. ``group_size`` defaults to
+    ``LOCAL_WORLD_SIZE``, the number of ranks on this host. All members of ``group`` call.
+    ``timeout`` (seconds, a timedelta or "30s") and ``backend`` default to the job's; ``group_desc``
+    is each group's name in messages; ``pg_options`` is accepted for compatibility with c10d. Raises
+    ValueError unless ``group_size`` divides the group's size, and on a rank outside ``group``.
     """
     parent = _parent(group, "new_subgroups")
     size = len(parent.ranks)
@@ -50,7 +50,7 @@ def new_subgroups(
         )
     cut = [list(parent.ranks[i : i + group_size]) for i in range(0, size, group_size)]
     own, every = new_subgroups_by_enumeration(cut, timeout, backend, pg_options, group_desc)
-    assert own is not None  # this rank is in the parent, which was cut without a rest
+    assert own is not None  # this rank is in the parent, and the groups cover it
     return own, every
 
 
@@ -61,13 +61,13 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
-    """Make a group of each list of global ranks; return this rank's (or None), and all.
+    """Create a group for each list of global ranks in ``ranks_per_subgroup_list``.
 
-    ``ranks_per_subgroup_list`` has the lists. ``timeout`` (seconds or "30s") and ``backend``
-    are the job's unless given; ``group_desc`` is how messages call each; ``pg_options`` is accepted
-    for compatibility with c10d. Raises ValueError for a list that is empty or has ranks that do not
-    exist, and for a rank that is in two of them; TypeError for a value that is not a list of lists
-    of ranks.
+    Returns this rank's group (or None) and the list of all groups. ``timeout`` (seconds or "30s")
+    and ``backend`` default to the job's; ``group_desc`` is each group's name in messages;
+    ``pg_options`` is accepted for compatibility with c10d. Raises ValueError for an empty list, a
+    rank that does not exist, or a rank in two lists; TypeError for a value that is not a list of
+    lists of ranks.
     """
     size = current_world().size
     lists = _disjoint(ranks_per_subgroup_list, "ranks_per_subgroup_list", size)
@@ -85,14 +85,14 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> ProcessGroup | None:
-    """Return the new group for that list of ``split_ranks`` which has this rank; None if none has.
+    """Return a new group of the list in ``split_ranks`` that includes this rank, or None.
 
-    The lists have ranks of ``parent_pg``. The defaults of ``timeout`` and ``backend`` are the
-    parent's; a given ``backend`` may keep some of its devices and must agree with it. Messages call
-    the group by ``group_desc``; ``pg_options`` is accepted for compatibility with c10d. It costs no
-    message, with one exception. If ``init_process_group`` got a ``device_id``, all members of the
-    parent meet, and NCCL splits the parent's communicator. Raises ValueError for lists that overlap
-    or have ranks outside of the parent.
+    The lists contain group ranks of ``parent_pg``. ``timeout`` and ``backend`` default to the
+    parent's; ``backend`` may name some of the parent's devices, with the same backends.
+    ``group_desc`` is the group's name in messages; ``pg_options`` is accepted for compatibility
+    with c10d. No message is sent, with one exception: if ``init_process_group`` got a
+    ``device_id``, all members of the parent must call, and NCCL splits the parent's communicator.
+    Raises ValueError for lists that overlap or have ranks outside the parent.
     """
     parent = _parent(parent_pg, "split_group")
     if split_ranks is None:
@@ -116,14 +116,15 @@ def split_group(
 def _parent(group: Group, function: str) -> ProcessGroup:
     parent = resolve_process_group(group)
     if parent.rank() < 0:
-        raise ValueError(f"rank {current_world().rank} is not in {parent}: it cannot {function}")
+        rank = current_world().rank
+        raise ValueError(f"rank {rank} is not in {parent} and cannot call {function}")
     return parent
 
 
 def _disjoint(
     lists: Sequence[Sequence[int]], name: str, size: int, where: str = ""
 ) -> list[list[int]]:
-    """Return lists of ranks below ``size``, none of them empty, without a rank twice."""
+    """Return the checked lists: disjoint, not empty, with ranks below ``size``."""
     check_list(lists, name)
     found = [to_whole_numbers(ranks, f"{name}[{i}]") for i, ranks in enumerate(lists)]
     seen: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""``CallQueue``: the one entry to the calls of a group, of every kind.
+"""``CallQueue``: the single entry point for all calls of a group.
 
 ``CallQueue.issue`` alone combines order, deadlines, recording, the fast path and failures.
 """
@@ -39,7 +39,7 @@ T = TypeVar("T")
 DRAIN_SECONDS = 5.0
 """The time that a closing group waits for its calls to end."""
 _OPS = (None, *(getattr(ReduceOp, name, None) for name in OP_CODES))
-"""The reductions of which only one object exists, by their codes."""
+"""The predefined reductions, by their codes."""
 
 
 class CallQueue:
@@ -67,7 +67,7 @@ class CallQueue:
             base._derived = [*left, self]
 
     def issue(self, spec: CallSpec, async_op: bool = False, timeout: Timeout | None = None) -> Any:
-        """Make one call: run ``spec.run(communicator, call)`` when its turn comes.
+        """Make one call: run ``spec.run(communicator, call)`` in its turn.
 
         Collectives run in the order of issue. So do point-to-point calls with the same peer,
         direction and tag, independently of all others. ``timeout`` is the group's by default. An
@@ -75,7 +75,7 @@ class CallQueue:
 
         Returns the result of ``run`` (a ``ReceivedMessage`` for a receive), or a ``Work`` if
         ``async_op``. Raises ValueError for a device without a backend and on a destroyed group. On
-        a broken group it raises the error that broke it. Raises ``DistBackendError`` in a signal
+        a broken group, raises the error that broke it. Raises ``DistBackendError`` in a signal
         handler that has interrupted a call for which this one would have to wait.
         """
         seconds = self.members.seconds
@@ -102,7 +102,7 @@ class CallQueue:
             if not async_op and self._is_blocked(stream):
                 raise self._interrupted(kind)
             try:
-                state.order.numbering = True  # the compiled core makes none of its own meanwhile
+                state.order.numbering = True  # the compiled core numbers no call meanwhile
                 packed = state.order.next_header(spec)
                 record = context.recorder.open(
                     self.members.id, packed, spec.nbytes, peer, not async_op, seconds
@@ -110,7 +110,7 @@ class CallQueue:
                 if context.log.detailed:
                     run = context.log.around(run, record, self.members)
                 inline = (not async_op or kind is Kind.SEND) and stream.try_enter()
-                # This thread has the stream, so no other send can take the room.
+                # This thread holds the stream, so no other send can fill the receiver's buffer.
                 if inline and async_op and not self._ends_at_once(spec):
                     stream.leave()
                     inline = False
@@ -129,7 +129,7 @@ class CallQueue:
         finally:
             stream.leave()
         if record.completion is not None:
-            completion, record.completion = record.completion, None  # the record outlives it
+            completion, record.completion = record.completion, None  # the record lives longer
             completion.join()
         return result
 
@@ -146,7 +146,7 @@ class CallQueue:
 
     def _check_device(self, device: str) -> None:
         backends = self.members.backends
-        # The host's backend can carry arrays on a GPU.
+        # The CPU backend can also send arrays on a GPU.
         if device not in backends and not (device == "cuda" and "cpu" in backends):
             has = self.members.backend
             raise ValueError(f"{self} has no backend for arrays on {device!r}; it has {has!r}")
@@ -161,7 +161,7 @@ class CallQueue:
         return run
 
     def _ends_at_once(self, spec: CallSpec) -> bool:
-        """True if a send completes without blocking, so that it needs no other thread."""
+        """True if a send completes without blocking and so needs no other thread."""
         communicator = self.state.communicators.get(spec.device)
         return communicator is not None and communicator.takes_at_once(spec.peer, spec.nbytes)
 
@@ -187,7 +187,7 @@ class CallQueue:
         )
 
     def _check_usable(self, kind: Kind, numbered_here: bool) -> None:
-        """Raise the error of a call of ``kind`` if the group accepts none now.
+        """Raise the error of a call of ``kind`` if the group accepts no call now.
 
         ``numbered_here`` means that the calling thread is numbering another call.
         """
@@ -198,7 +198,7 @@ class CallQueue:
             raise self._interrupted(kind)
 
     def _is_blocked(self, stream: CallStream) -> bool:
-        """True if a call on ``stream`` would wait for a call in which the calling thread is."""
+        """True if a call on ``stream`` would wait for a call that the calling thread is making."""
         return stream.is_mine() or self.state.is_making()
 
     def _interrupted(self, kind: Kind) -> DistBackendError:
@@ -254,9 +254,9 @@ class CallQueue:
         return work
 
     def _run(self, run: Run, record: Record, device: str) -> Any:
-        """Make the call, whose turn has come; return its result.
+        """Make the call in its turn; return its result.
 
-        ``record.completion`` is the completion of work that a device still does for it.
+        Sets ``record.completion`` if a device still has work to do for the call.
         """
         state = self.state
         if state.error is not None:
@@ -275,7 +275,7 @@ class CallQueue:
             else:
                 with annotate(record.title):
                     result = run(communicator, record)
-        except BaseException as error:  # an interrupted wait, too: the others must not wait
+        except BaseException as error:  # also an interrupt: other members must not wait
             seen = self.failure.reported(record, self.failure.seen_by_user(record, error))
             record.end(str(seen))
             if seen is error:
@@ -291,11 +291,11 @@ class CallQueue:
     # ------------------------------------------------------------------ the fast path
 
     def open_fast_path(self, met: bool) -> None:
-        """Let the compiled core open common calls from now on; collectives too if ``met``."""
+        """Let the compiled core begin common calls from now on, also collectives if ``met``."""
         context, state, streams = self.context, self.state, self.streams
         if native is None or not state.usual or (state.fast_path is not None and not met):
             return
-        # With a native handle to the ranks' shared memory it makes small calls itself.
+        # With a native handle to the ranks' shared memory, the fast path makes small calls itself.
         communicator = state.communicators["cpu"]
         handle = communicator.native_handle() if met else None
         rings = communicator.message_rings()
@@ -358,7 +358,7 @@ class CallQueue:
     def release(self) -> None:
         """Release the communicators if the group is broken and has no open call.
 
-        The same applies to each group derived from it.
+        The same applies to each derived group.
         """
         for queue in self.with_derived():
             if queue.state.lifecycle is Lifecycle.BROKEN and queue.streams.is_idle():
@@ -367,7 +367,7 @@ class CallQueue:
     def close(self, drain: float = DRAIN_SECONDS) -> None:
         """Wait at most ``drain`` seconds for open calls to end, then release everything.
 
-        The groups derived from it are closed first, in the same way.
+        Derived groups are closed first, in the same way.
         """
         for derived in self._derived:
             derived.close(drain)

@@ -1,8 +1,8 @@
-"""A stream: tasks that run one after the other, in the order in which they were issued.
+"""A stream: tasks that run one after the other, in the order of issue.
 
 A synchronous task on an idle stream runs in the caller's own thread, which saves two thread
-switches. All others run on the stream's thread. That is started when it is first needed and ends
-after a quiet while.
+switches. All other tasks run on the stream's thread, which starts on first use and ends after an
+idle period.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IDLE_SECONDS = 5.0
 
 
 class StreamThread(threading.Thread):
-    """The thread of a stream, which it names."""
+    """The thread of a stream."""
 
     def __init__(self, stream: CallStream, target: Callable[[], None]) -> None:
         super().__init__(target=target, name=stream.name, daemon=True)
@@ -30,10 +30,10 @@ class StreamThread(threading.Thread):
 class CallStream(StreamLock):
     """One ordered sequence of tasks. A task must not raise: it reports through its Work.
 
-    ``try_enter`` and ``submit`` are the order of issue: their caller makes them one at a time.
+    ``try_enter`` and ``submit`` define the order of issue; the caller serializes them.
 
-    The thread that runs a task has the turn. A task leaves the queue after the turn is taken, so
-    the stream is idle when the queue is empty and the turn is free, looked at in this order.
+    The thread that runs a task holds the turn. It takes the turn before it removes the task from
+    the queue. So the stream is idle if the queue is empty and afterwards the turn is free.
     """
 
     draining: int
@@ -42,14 +42,14 @@ class CallStream(StreamLock):
         self.name = name
         self._queue: deque[Callable[[], None]] = deque()
         super().__init__(self._queue)
-        # Of the queue, for the stream's thread; of the stream's being idle, for those who drain it.
+        # Wakes the stream's thread for a task, and draining threads when the stream is idle.
         self._changed = Condition()
         self._thread: threading.Thread | None = None
         self.unended: Unended | None = None
-        """The call before, if its last frames are still awaited; the next call ends it."""
+        """The previous call, if it still waits for its last frames; the next call ends it."""
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Append ``task``; it runs on the stream's thread when all before it have ended."""
+        """Append ``task``; it runs on the stream's thread after all earlier tasks."""
         with self._changed:
             self._queue.append(task)
             if self._thread is None:
@@ -59,7 +59,7 @@ class CallStream(StreamLock):
                 self._changed.notify_all()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until nothing is queued or running; return whether that came in time (seconds)."""
+        """Wait up to ``timeout`` seconds until the stream is idle; return whether it is."""
         with self._changed:
             self.draining += 1
             try:
@@ -68,7 +68,7 @@ class CallStream(StreamLock):
                 self.draining -= 1
 
     def join(self, timeout: float) -> None:
-        """Let the thread end as soon as it is idle, and wait for that (seconds)."""
+        """Let the thread end when it is idle; wait up to ``timeout`` seconds for its end."""
         with self._changed:
             thread, self._thread = self._thread, None
             self._changed.notify_all()
@@ -77,7 +77,7 @@ class CallStream(StreamLock):
 
     def is_idle(self) -> bool:
         """True if nothing is queued or running."""
-        with self._changed:  # one looks at a time: a look must not make another's fail
+        with self._changed:  # concurrent checks would make each other fail
             mine = self.is_mine()
             try:
                 return self.try_enter()
@@ -100,11 +100,11 @@ class CallStream(StreamLock):
                         self._thread = None
                     return
             self.enter()
-            # A thread that was joined and one that came after it may both have seen a task.
+            # A joined thread and its successor may both have seen the same task.
             task = self._queue.popleft() if self._queue else None
             if task is not None:
                 task()
-            del task  # its arrays must not live until the next task comes
+            del task  # its arrays must not live until the next task
             unended = self.unended
             if unended is not None and not self._queue:
                 self.unended = None
@@ -116,9 +116,9 @@ class CallStream(StreamLock):
 class ContinuationStream(CallStream):
     """The continuations of a group's calls: the callbacks of their futures.
 
-    They run in the order in which the calls ended, off the calls' own streams: so they may wait for
-    later calls of their group. One that waits for another runs what lies between in its own place.
-    ``enter()`` is called first of all in their thread.
+    They run in the order in which the calls ended. The stream is separate from the calls' streams,
+    so callbacks may wait for later calls of their group. A callback that waits for a later one runs
+    the callbacks in between. The stream's thread first calls ``enter()``.
     """
 
     def __init__(self, name: str, enter: Callable[[], None] | None = None) -> None:
@@ -137,9 +137,9 @@ class ContinuationStream(CallStream):
         return getattr(threading.current_thread(), "stream", None) is self
 
     def run_until(self, done: Callable[[], bool], deadline: Deadline | None) -> None:
-        """Run tasks, from inside of one, until ``done()`` or the deadline.
+        """Run tasks, from within a task, until ``done()`` or the deadline.
 
-        One of those that come must bring it about.
+        A later task must make ``done()`` true.
         """
         while not done() and not (deadline is not None and deadline.expired):
             with self._changed:

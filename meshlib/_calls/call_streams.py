@@ -1,4 +1,4 @@
-"""The streams of one group: which calls wait for each other's turn, and which do not."""
+"""The streams of a group: calls of one stream run in order, different streams are independent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from meshlib._calls.call_stream import CallStream, ContinuationStream
 from transport._calls.header import Kind
 from transport._waiting.deadline import Deadline
 
-# A receive that nobody has sent to by then is given up when its group closes.
+# A closing group gives up receives whose messages do not arrive in this time.
 UNMATCHED_SECONDS = 0.2
 _JOIN_SECONDS = 1.0
 _KEPT = 256
 
 
 class CallStreams:
-    """``collectives`` run in the order of issue. So do point-to-point calls with one peer,
-    direction and tag. Calls of other streams do not wait for them.
-    ``continuations`` follow on both; ``enter()`` makes their thread one of the rank's.
+    """The streams of one group: of collectives, of continuations, and of point-to-point calls.
+
+    Point-to-point calls with the same peer, direction and tag share a stream. ``continuations``
+    runs the callbacks of all calls; its thread first calls ``enter()``, to belong to the rank.
     """
 
     def __init__(self, name: str, rank: int, enter: Callable[[], None]) -> None:
@@ -29,11 +30,12 @@ class CallStreams:
         self.continuations: ContinuationStream = ContinuationStream(
             f"meshlib-{name}-then-{rank}", enter
         )
-        # A stream lives as long as it has a task or a thread, or is referred to. Those made
-        # last are to this, and a few to the compiled core. A tag that never comes again costs none.
+        # A stream lives while it has a task, a thread or a reference. ``_kept`` refers to the
+        # newest streams, the compiled core to a few. So a tag that is never used again costs no
+        # memory.
         self._peers: WeakValueDictionary[tuple[Kind, int, int], CallStream] = WeakValueDictionary()
         self._kept: deque[CallStream] = deque(maxlen=_KEPT)
-        self._lock = threading.Lock()  # of the two: additions, and looks at all
+        self._lock = threading.Lock()  # held to add or list streams
 
     def of_peer(self, kind: Kind, peer: int, tag: int, /) -> CallStream:
         """Return the stream of a point-to-point call."""
@@ -42,9 +44,8 @@ class CallStreams:
         stream = self._peers.get(key)
         if stream is None:
             with self._lock:
-                stream = self._peers.get(
-                    key
-                )  # threads that are the first at the same time share one
+                # Another thread may have added it meanwhile.
+                stream = self._peers.get(key)
                 if stream is None:
                     name = f"meshlib-{kind.name.lower()}-{peer}-{self._rank}"
                     stream = self._peers[key] = CallStream(name)
@@ -54,8 +55,7 @@ class CallStreams:
     def drain(self, deadline: Deadline, is_receiving: Callable[[], bool]) -> bool:
         """Wait for calls and their continuations; return whether all ended in time.
 
-        Receives whose messages do not come are not waited for: ``is_receiving`` says whether one is
-        on its way.
+        Does not wait for receives without a message; ``is_receiving()`` is true while one arrives.
         """
         while True:
             peers = self._of_peers()

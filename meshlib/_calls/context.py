@@ -19,7 +19,7 @@ Observer = Callable[[Members, CallHeader, str, Run], Run]
 
 
 class RankContext(Protocol):
-    """The state that all groups of one rank share; its World is one."""
+    """The state that all groups of one rank share; implemented by ``World``."""
 
     rank: int
     store: Store
@@ -33,9 +33,9 @@ class RankContext(Protocol):
         ...
 
     def adopt_thread(self) -> None:
-        """Have the calling thread find this rank's World."""
+        """Assign the calling thread to this rank's World."""
         ...
 
     def note_failure(self, error: DistError, /) -> None:
-        """Keep the error that broke a group for later."""
+        """Store the error that broke a group."""
         ...

@@ -1,4 +1,4 @@
-"""The numbers that a group gives its collectives, and the fast path that gives them, too."""
+"""The numbers of a group's calls, and the fast path for common calls."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ SHORT = frozenset(
 
 
 class FastPath(Protocol):
-    """Numbers and records the usual calls of a group in compiled code, as ``CallQueue`` would.
-    Where the ranks share memory it makes collectives and messages of NumPy arrays, too.
+    """Numbers and records the common calls of a group in compiled code, like ``CallQueue``.
 
-    ``CallQueue`` continues a call that has to wait long or fails, and raises its errors.
-    NotImplemented means an unusual call, of which nothing has been done.
+    If the ranks share memory, it also makes collectives and messages of NumPy arrays. ``CallQueue``
+    continues a call that fails or has to wait for a long time, and raises its errors.
+    NotImplemented means that the call is not supported and nothing has been done.
     """
 
     checked: bool
     """Set to False only to measure the cost of recording and comparing."""
     met: bool
-    """True if it takes collectives: those before the members have met are left to Python."""
+    """True if it accepts collectives: Python makes those before the members have met."""
 
     def make(self, kind: int, listed: bool, arguments: tuple[Any, ...], timeout: Timeout, /) -> Any:
-        """Make the collective ``kind`` of what its method is called with, without ``async_op``.
+        """Make the collective ``kind`` with its method's ``arguments``, without ``async_op``.
 
-        ``listed``: a part for each member is an array in a list, else the parts are one array.
-        Return the method's result, or NotImplemented.
+        ``listed``: the members' parts are a list of arrays, otherwise one array. Returns the
+        method's result, or NotImplemented.
         """
         ...
 
     def open(self, what: CallSpec, seconds: float, /) -> Any:
-        """Let Python make the call; return its result, or NotImplemented."""
+        """Number and record a call that Python runs; return its result, or NotImplemented."""
         ...
 
 
 class CallOrder:
-    """``sequence`` is the number of the last collective, ``messages`` that of the last call with
-    one peer. ``history`` is that of ``CallHeader``. While a thread numbers and queues a call,
-    ``numbering`` is True, and no other call may come in between.
+    """The numbers of a group's calls.
+
+    ``sequence`` is the number of the last collective, ``messages`` that of the last point-to-point
+    call, ``history`` the field of ``CallHeader``. ``numbering`` is True while a thread numbers and
+    queues a call; meanwhile no other call may be numbered.
     """
 
     __slots__ = ("history", "messages", "numbering", "sequence")

@@ -1,6 +1,6 @@
-"""``Future``: the outcome of a call, to be."""
+"""``Future``: the outcome of a call that may not have ended."""
 
-# The functions at the end are how other files reach what users are not shown.
+# Other files access the private parts through the functions at the end.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ U = TypeVar("U")
 
 
 class WaitTimeoutError(DistBackendError, TimeoutError):
-    """``wait(timeout)`` ended before the call did. The call goes on; its group is not broken."""
+    """``wait(timeout)`` timed out. The call continues, and its group is not broken."""
 
 
 class End(Protocol):
-    """The end of work that a device still has to do: a ``Completion``, or several."""
+    """The end of pending work on a device: a ``Completion``, or several."""
 
     def done(self) -> bool:
-        """True if it has come."""
+        """True if the work is done."""
         ...
 
     def wait(self, deadline: Deadline) -> bool:
-        """Wait for it on the host; False past the deadline."""
+        """Wait for the work on the host; return False past the deadline."""
         ...
 
     def join(self) -> None:
-        """Have the caller's current stream wait for it."""
+        """Make the caller's current stream wait for the work."""
         ...
 
 
 class Future(Generic[T]):
     """The outcome of a call: a value or an exception, once. Methods as ``torch.futures.Future``.
 
-    A coroutine of asyncio can ``await`` it. A group gives its calls' futures the stream on which
-    their continuations run. ``on_seen()`` is called when somebody sees an exception, and
-    ``blocked()`` as for a ``Work``.
+    A coroutine of asyncio can ``await`` it. ``continuations`` is the stream that runs its
+    callbacks. ``on_seen()`` is called when the program gets the exception; ``blocked`` is as for
+    ``Work``.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Future(Generic[T]):
         self._continuations = continuations
         self._blocked = blocked
         self._pid = own_pid()
-        # Until the outcome: the awaited future, and whether its callback has started.
+        # Before the outcome: the awaited future, and whether its callback has started.
         self._source: Future[Any] | None = None
         self._under_way = False
         self._ready = Condition()
@@ -74,15 +74,15 @@ class Future(Generic[T]):
         self._completion: End | None = None
 
     def done(self) -> bool:
-        """True if the outcome is there; on a device, whether its work is done."""
+        """True if the outcome is known and no device still works for it."""
         return self._done and (self._completion is None or self._completion.done())
 
     def wait(self, timeout: Timeout | None = None) -> T:
         """Wait for the outcome (at most ``timeout`` seconds); return it or raise it.
 
-        Raises ``WaitTimeoutError`` when the time is over first; RuntimeError at once in a callback
-        for which this future itself waits. Raises ``DistBackendError`` in a fork of the process
-        that made the call, and in a signal handler that has interrupted an earlier call.
+        Raises ``WaitTimeoutError`` past ``timeout``, and RuntimeError in a callback for which this
+        future itself waits. Raises ``DistBackendError`` in a fork of the process that made the
+        call, and in a signal handler that has interrupted an earlier call.
         """
         self._block(timeout, lambda: "the future")
         exception = self.exception()
@@ -91,12 +91,12 @@ class Future(Generic[T]):
         try:
             raise exception
         finally:
-            # Its traceback has this frame, and those of the callers with all that they hold:
-            # in a circle these would stay until the collector comes.
+            # The exception's traceback refers to this frame. Breaking the cycle frees the callers'
+            # objects without the garbage collector.
             del exception, self
 
     def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
-        """Wait for the outcome without looking at it; ``what()`` names it in the error.
+        """Wait for the outcome without reading it; ``what()`` names it in the error.
 
         For an outcome on a device, the caller's current stream waits, not the host. With a
         ``timeout`` (seconds, a timedelta or "30s") the host waits, and raises ``WaitTimeoutError``
@@ -129,19 +129,19 @@ class Future(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in a coroutine of asyncio; return the value or raise the exception.
 
-        The event loop goes on meanwhile, and no thread waits. Cancelling the awaiting task ends its
-        wait, not the call. Raises RuntimeError outside of an event loop of asyncio's interface, and
-        in a callback of a future for which this one waits.
+        The event loop continues meanwhile, and no thread waits. Cancelling the awaiting task ends
+        its wait, not the call. Raises RuntimeError outside an event loop with asyncio's interface,
+        and in a callback for which this future itself waits.
         """
         return self._await(lambda: "the future")
 
     def _await(self, what: Callable[[], str]) -> Generator[Any, None, T]:
         if not self._done:
-            import asyncio  # here, because it takes longer than most of meshlib
+            import asyncio  # here, because importing it is slow
 
             self._check_process(what)
             stream = _stream_of_this_thread()
-            # A loop cannot run the continuations that lie between, as wait() does.
+            # Unlike wait(), an event loop cannot run the continuations in between.
             if stream is not None and (
                 self._needs(stream) or (self._continuations is stream and self._source is not None)
             ):
@@ -154,7 +154,7 @@ class Future(Generic[T]):
                     ended.set_result(None)
 
             def note(_: Future[T]) -> None:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits
+                with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(end)
 
             self._at_once(note)
@@ -163,7 +163,7 @@ class Future(Generic[T]):
 
     def _wait(self, what: Callable[[], str], deadline: Deadline | None) -> None:
         with self._ready:
-            # Without a timeout it still ends: the call that fills this has a deadline.
+            # Without a timeout the wait still ends, because the call has a deadline.
             left = None if deadline is None else deadline.remaining()
             if not self._ready.wait_for(lambda: self._done, left) and deadline is not None:
                 raise WaitTimeoutError(f"{what()} is not done after {deadline.seconds:g} s")
@@ -183,7 +183,7 @@ class Future(Generic[T]):
             stream.awaited = before
 
     def _needs(self, stream: ContinuationStream) -> bool:
-        """True if this cannot have an outcome before the task that ``stream`` runs has ended."""
+        """True if the outcome depends on the end of the task that ``stream`` is running."""
         future, seen = self, set[Future[Any]]()
         while future not in seen:
             seen.add(future)
@@ -192,7 +192,7 @@ class Future(Generic[T]):
                 origin = origin._source
             if runs is stream and origin._under_way:
                 return True
-            # A continuation on another stream comes when what runs there has ended.
+            # A continuation on another stream waits for that stream's running task.
             if runs is None or runs is stream or future._source is None:
                 return False
             awaited = runs.awaited
@@ -202,35 +202,36 @@ class Future(Generic[T]):
         return False
 
     def _is_blocked(self) -> bool:
-        """True if the calling thread is itself in the middle of a call that comes before this."""
+        """True if the calling thread is in the middle of an earlier call."""
         return not self._done and self._blocked is not None and self._blocked()
 
     def value(self) -> T:
         """Return the value, or raise the exception, of a future that is done.
 
-        Raises RuntimeError when it is not.
+        Raises RuntimeError if it is not done.
         """
         if not self._done:
             raise RuntimeError("the future is not done; wait() for it first")
         return self.wait()
 
     def exception(self) -> BaseException | None:
-        """Return the exception that the call ended with, or None (also while it runs)."""
+        """Return the exception of the call; None if it succeeded or has not ended."""
         if self._exception is not None and self._on_seen is not None:
             self._on_seen()
         return self._exception
 
     def set_result(self, result: T, completion: End | None = None) -> None:
-        """Make ``result`` the value. Raises RuntimeError when there is an outcome already.
+        """Set the value to ``result``. Raises RuntimeError if there is already an outcome.
 
-        ``completion`` is the end of what a device still has to do for it.
+        ``completion`` is the end of a device's pending work for it.
         """
         self._settle(result, None, completion)
 
     def set_exception(self, exception: BaseException) -> None:
-        """Make ``exception`` the outcome.
+        """Set the outcome to ``exception``.
 
-        Raises RuntimeError when there is one already, TypeError for what cannot be raised.
+        Raises RuntimeError if there is already an outcome, TypeError for a value that is not an
+        exception.
         """
         if not isinstance(exception, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"exception must be an exception, got {exception!r}")
@@ -240,11 +241,12 @@ class Future(Generic[T]):
         """Return a future for ``callback(self)``, called once this one is done.
 
         The callbacks of a group's calls run one after the other, in the order in which the calls
-        ended, in a thread of their own. (If this one is done and none comes before it, it runs at
-        once in the caller's thread.) They may make calls and wait for them, also on the same group.
-        Ranks agree on the order of these calls only if the program makes none meanwhile.
+        ended, in a separate thread. If this future is done and no earlier callback is pending,
+        ``callback`` runs now, in the caller's thread. Callbacks may make calls and wait for them,
+        also on the same group. The ranks agree on the order of these calls only if their programs
+        make no other calls meanwhile.
 
-        Raises TypeError if it cannot be called.
+        Raises TypeError if ``callback`` is not callable.
         """
         check_callable(callback)
         after: Future[U] = self._follower()
@@ -256,7 +258,7 @@ class Future(Generic[T]):
                 result = run_outside(callback, done)
             except BaseException as error:  # its waiting threads need an outcome
                 after.set_exception(error)
-                if not isinstance(error, Exception):  # an interrupt of this thread as well
+                if not isinstance(error, Exception):  # an interrupt must also reach this thread
                     raise
             else:
                 after.set_result(result)
@@ -266,8 +268,8 @@ class Future(Generic[T]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a future cannot be pickled: it belongs to this process; wait() for it first, or have"
-            " async_execution answer when it is done"
+            "a future cannot be pickled: it belongs to this process; wait() for it first, or"
+            " return it from a function with async_execution"
         )
 
     def _follower(self) -> Future[Any]:
@@ -275,16 +277,16 @@ class Future(Generic[T]):
         return Future[Any](continuations=self._continuations)
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
-        """Call ``callback(self)`` once this future is done, when ``then`` would; its result is not
-        used, and what it raises is logged.
+        """Call ``callback(self)`` once this future is done, in the same order as ``then``.
 
-        Raises TypeError if it cannot be called.
+        The result is ignored; an exception is logged. Raises TypeError if ``callback`` is not
+        callable.
         """
         check_callable(callback)
         stream = self._continuations
         if self._keep(self._callbacks, callback):
             return
-        # Not before those that are to come before it.
+        # Earlier callbacks run first.
         if stream is None or stream.is_current() or stream.is_idle():
             callback(self)
         else:
@@ -299,7 +301,7 @@ class Future(Generic[T]):
         callbacks: list[Callable[[Future[T]], object]],
         callback: Callable[[Future[T]], object],
     ) -> bool:
-        """Keep ``callback`` for the end; return False if it has already come."""
+        """Store ``callback`` until there is an outcome; return False if there already is one."""
         with self._ready:
             if not self._done:
                 callbacks.append(callback)
@@ -331,8 +333,8 @@ class Future(Generic[T]):
         for callback in callbacks:
             try:
                 run_outside(callback, self)
-            except BaseException:  # SystemExit, too, would end the stream's thread
-                # It has no caller that could be told, and the others are not to suffer for it.
+            except BaseException:  # SystemExit would end the stream's thread
+                # No caller can get the exception, and the other callbacks must still run.
                 _LOGGER.exception("a callback of a future raised")
 
 
@@ -344,19 +346,19 @@ def _stream_of_this_thread() -> ContinuationStream | None:
 
 def _after_the_callback(what: Callable[[], str]) -> RuntimeError:
     return RuntimeError(
-        f"a callback waits for {what()}, which cannot come before that callback has ended; expected"
-        " it to be continued with then() instead"
+        f"a callback waits for {what()}, which cannot complete before that callback ends; expected"
+        " then() instead of a wait"
     )
 
 
 def check_callable(callback: object) -> None:
-    """Raise TypeError unless ``callback`` can be called."""
+    """Raise TypeError unless ``callback`` is callable."""
     if not callable(callback):
         raise TypeError(f"callback must be callable, got {callback!r}")
 
 
 def block(future: Future[Any], timeout: Timeout | None, what: Callable[[], str]) -> None:
-    """Wait for the outcome of ``future`` without looking at it; ``what()`` names it in the error.
+    """Wait for the outcome of ``future`` without reading it; ``what()`` names it in the error.
 
     Raises ``WaitTimeoutError`` past ``timeout``.
     """
@@ -369,15 +371,15 @@ def awaited(future: Future[T], what: Callable[[], str]) -> Generator[Any, None, 
 
 
 def at_once(future: Future[T], callback: Callable[[Future[T]], object]) -> None:
-    """Call ``callback(future)`` in the very thread in which ``future`` becomes done.
+    """Call ``callback(future)`` in the thread that completes ``future``.
 
-    For what neither waits nor raises: the group's next call waits for it.
+    ``callback`` must not block or raise: the group's next call waits for it.
     """
     future._at_once(callback)
 
 
 def joint(futures: Sequence[Future[Any]]) -> Future[Any]:
-    """Return a future to be settled, waited for as ``futures`` are: at least one."""
+    """Return a new future that is waited for in the same way as ``futures`` (at least one)."""
     # A thread that waits for a remote call lets another one run.
     remote = next((future for future in futures if type(future) is not Future), futures[0])
     return remote._follower()

@@ -12,9 +12,9 @@ from transport._waiting.deadline import Timeout, to_seconds
 class Members:
     """The members ``ranks`` (global ranks; the position is the rank in the group).
 
-    The calling rank, ``global_rank``, need not be a member. For each device, ``backends`` has a
-    name. The ``timeout`` is in seconds. Between hosts, large reductions of host arrays travel in
-    the form ``compression`` (None: uncompressed).
+    The calling rank, ``global_rank``, need not be a member. ``backends`` maps each device to the
+    name of a backend. ``timeout`` is in seconds. Between hosts, large reductions of CPU arrays are
+    compressed as ``compression`` (None: uncompressed).
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Members:
         self._rank = -1 if place is None else place
 
     def rank(self) -> int:
-        """Return this rank's place in the group, -1 if it is not a member."""
+        """Return the caller's rank in the group, or -1 if it is not a member."""
         return self._rank
 
     def size(self) -> int:
-        """Return the number of members, -1 on a rank that is none."""
+        """Return the number of members, or -1 if the caller is not a member."""
         return len(self.ranks) if self._rank >= 0 else -1
 
     def name(self) -> str:
@@ -58,33 +58,33 @@ class Members:
         return ",".join(f"{device}:{name}" for device, name in self.backends.items())
 
     def set_timeout(self, timeout: Timeout) -> None:
-        """Set the deadline of calls that bring none of their own: seconds or a timedelta.
+        """Set the default deadline of calls: seconds, a timedelta or "30s".
 
-        Raises ValueError for a negative one, TypeError for a value that is not a number.
+        Raises ValueError if it is negative, TypeError for other types.
         """
         self.seconds: float = to_seconds(timeout)
 
     def group_rank(self, global_rank: int) -> int:
-        """Return the place of ``global_rank`` in the group; raise ValueError for a stranger."""
+        """Return the group rank of ``global_rank``. Raises ValueError if it is not a member."""
         place = self.place_of(global_rank)
         if place is None:
             raise ValueError(f"global rank {global_rank} is not in {self}")
         return place
 
     def place_of(self, global_rank: int) -> int | None:
-        """Return the place of ``global_rank`` in the group, None for a stranger."""
+        """Return the group rank of ``global_rank``, or None if it is not a member."""
         places = self._places
         if isinstance(places, dict):
             return places.get(global_rank)
         return places.index(global_rank) if global_rank in places else None
 
     def places_of(self, global_ranks: Iterable[int]) -> Set[int]:
-        """Return the places of the members among ``global_ranks``."""
+        """Return the group ranks of the members among ``global_ranks``."""
         wanted = frozenset(global_ranks)
         if not wanted:
             return wanted
         members = wanted.intersection(self._places)
-        if self._places == range(len(self.ranks)):  # each at the place of its number
+        if self._places == range(len(self.ranks)):  # group ranks equal global ranks
             return members
         return {self.group_rank(rank) for rank in members}
 
@@ -96,10 +96,9 @@ class Members:
 
 
 def even(ranks: Sequence[int]) -> range | None:
-    """Return ``ranks`` as a range where they lie at even distances, else None.
+    """Return ``ranks`` as a range if they are evenly spaced, else None.
 
-    So they do in most groups, and each of a thousand ranks need not keep, send or read a table of
-    a thousand.
+    Most groups' ranks are. Then a large job need not store or send tables of ranks.
     """
     if len(ranks) > 1 and (step := ranks[1] - ranks[0]):
         found = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step)

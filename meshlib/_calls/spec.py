@@ -1,4 +1,4 @@
-"""``CallSpec``: the description of a call, as one value."""
+"""``CallSpec``: the description of a call."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from transport._communicators.base import Communicator
 from transport._operands.reduce_op import Flat
 
 Run = Callable[[Communicator[Any], Call], Any]
-"""Makes a call at its turn, and returns the call's result."""
+"""Makes a call in its turn and returns the result."""
 
 
 class Overlapping:
-    """A ``Run`` that is one call of the communicator, and then returns ``finish()``.
+    """A ``Run`` that makes one call of the communicator and returns ``finish()``.
 
-    The call may overlap with the next one (``transport._calls.call.Rest``). Then its caller waits
-    for its last frames, before ``finish``. ``memory`` is all shared memory that it reads or writes.
+    The call may overlap with the next one (``transport._calls.call.Rest``). Then ``end`` waits for
+    its last frames before ``finish()``. ``memory`` is all memory that the call reads or writes.
     """
 
     __slots__ = ("_run", "finish", "memory")
@@ -65,16 +65,14 @@ class Overlapping:
 
 
 class Unended(NamedTuple):
-    """A call that was made except for its last frames. ``end`` waits for them, and does not
-    raise."""
+    """A call that still waits for its last frames. ``end`` waits for them; it does not raise."""
 
     run: Overlapping
     end: Callable[[], object]
 
 
 class CallSpec:
-    """The description of a call: ``run`` is called at its turn, with the communicator for
-    ``device``.
+    """The description of a call: ``run`` makes it, with the communicator for ``device``.
 
     The fields ``elements`` to ``extra`` must be equal on every member (see ``CallHeader``);
     ``dtype`` and ``op`` are wire codes. Records show ``nbytes``. A ``peer`` (a group rank or
@@ -107,7 +105,7 @@ class CallSpec:
         device: str = "cpu",
         peer: int = COLLECTIVE,
     ) -> None:
-        # The compiled core has this, too: making one is a part of every call.
+        # The compiled core replaces this class, because every call creates an instance.
         self.kind: Kind = kind
         self.run: Run = run
         self.elements: int = elements

@@ -21,21 +21,21 @@ from transport._waiting.interrupts import Condition, is_held
 
 
 class Lifecycle(enum.IntEnum):
-    """The states of a group, in the only order in which it takes them."""
+    """The states of a group, in their only possible order."""
 
     USABLE = 0
     BROKEN = 1
-    """An error ended it: every call raises that."""
+    """An error broke it; every call raises that error."""
     DESTROYED = 2
-    """The program closed it, or the World did."""
+    """The program or the World closed it."""
 
 
 class GroupState:
     """The state of the group of ``members``: its error, the members that left, its communicators.
 
-    ``base``: the state of the group that this one was derived from. A thread holds ``lock`` to
-    change anything here, or not to miss a change. The lock knows its thread: a signal may come
-    while the thread has it, and the handler may make a call.
+    ``base`` is the state of a derived group's parent. A thread holds ``lock`` to change the state,
+    or to wait for a change. The lock is reentrant, because a signal handler may make a call while
+    its thread holds it.
     """
 
     def __init__(
@@ -50,28 +50,28 @@ class GroupState:
         self.failure_listeners: list[Callable[[DistError], object]] = []
         """Called with the error whenever the group is reported broken."""
         self.departures: tuple[Departures, ...] = ()
-        """The ranks that have left the job in good order: members, and others."""
+        """The ranks that have left the job in good order, members or not."""
         self.absent: tuple[int, ...] = ()
-        """The places of members that have left, made no call on the group, and never will."""
+        """The group ranks of members that left the job without a call on the group."""
         self.refused: dict[int, Refused] = {}
-        """By number: other members' refusals of calls that this rank has not reached."""
+        """Other members' refusals of calls that this rank has not reached, by call number."""
         self.order: CallOrder = Order()
-        """The number of the last collective, and the hash of all."""
+        """The number of the last collective, and the hash of all collectives."""
         self.fast_path: FastPath | None = None
-        """Makes usual small calls by itself, once the members have met, while all is usual."""
+        """Makes common small calls, once the members have met and while the group is ``usual``."""
         self.retired: bool = False
-        """True if the group was destroyed, or this rank's program was told that it broke, or a
-        derived group.
+        """True if the group was destroyed or the program got its error, or a derived group's.
 
-        Then the next mesh of these ranks gets another group. Told, not merely broken: that is at
-        the same place of the program on every member, whenever each came to know of it.
+        Then the next mesh of these ranks gets a new group. A broken group alone does not count:
+        ranks notice a failure at different times, but their programs get the error at the same
+        place.
         """
         self.communicators: dict[str, Communicator] = {}
-        """By the device whose arrays they carry."""
+        """The communicators, by the device of their arrays."""
         self.in_jit: Any = None
-        """What ``meshlib.jit`` keeps with the group; it is closed before the group."""
+        """The state of ``meshlib.jit`` for the group; it is closed before the group."""
         self.windows: Closable | None = None
-        """What carries windows by messages, closed with the communicators."""
+        """The service for windows on other hosts, closed with the communicators."""
         self._base = base
         self._users_store: Store | None = None
         self._changed = Condition(self.lock)
@@ -81,12 +81,12 @@ class GroupState:
 
     @property
     def usable(self) -> bool:
-        """True if calls can be made on it: it is neither broken nor closed."""
+        """True if the group accepts calls: it is neither broken nor closed."""
         return self.lifecycle is Lifecycle.USABLE
 
     @property
     def destroyed(self) -> bool:
-        """True if it was closed."""
+        """True if the group was closed."""
         return self.lifecycle is Lifecycle.DESTROYED
 
     @property
@@ -103,8 +103,8 @@ class GroupState:
     def advance(self, to: Lifecycle, error: DistError | None = None) -> bool:
         """Advance to the phase ``to``, never back; return whether the phase or the error changed.
 
-        The caller holds ``lock``. ``error`` is the error that broke the group. The first one stays,
-        even if it comes after the group was closed.
+        The caller holds ``lock``. ``error`` is the error that broke the group. The first error
+        stays, even if it comes after the group was closed.
         """
         changed = to > self.lifecycle or (error is not None and self.error is None)
         self.lifecycle = max(to, self.lifecycle)
@@ -137,14 +137,14 @@ class GroupState:
         return ValueError(f"{self.members} was destroyed; make a new one")
 
     def retire(self) -> None:
-        """Have the next mesh of these ranks get another group; so for the group's base."""
+        """Give the next mesh of these ranks a new group; the same for the base."""
         self.retired = True
         if self._base is not None:
             self._base.retire()
 
     def end_in_a_fork(self, error: DistError) -> None:
-        """Have every call in this fork of the rank's process raise ``error``."""
-        # Threads that are not here may have held them.
+        """Make every call in this fork of the rank's process raise ``error``."""
+        # Threads that the fork does not have may have held the locks.
         self.lock = threading.RLock()
         self._changed = Condition(self.lock)
         self._making = threading.RLock()
@@ -174,14 +174,14 @@ class GroupState:
     # ------------------------------------------------------------------ communicators
 
     def communicator(self, device: str) -> Communicator:
-        """Return the communicator for arrays on ``device``, making it if there is none yet.
+        """Return the communicator for arrays on ``device``, created on first use.
 
-        A member joins its group once, from whichever thread.
+        All threads of this rank share it.
         """
         communicator = self.communicators.get(device)
         if communicator is not None:
             return communicator
-        # Calls with several peers are the first at the same time.
+        # The first calls with several peers may run at the same time.
         with self._making:
             communicator = self.communicators.get(device)
             if communicator is None:
@@ -195,15 +195,15 @@ class GroupState:
             return communicator
 
     def is_making(self) -> bool:
-        """True if the calling thread is in the middle of making a communicator."""
+        """True if the calling thread is creating a communicator."""
         return is_held(self._making)
 
     def open_communicators(self) -> list[Communicator]:
-        """Return the communicators that can still carry a message. With ``lock``."""
+        """Return the communicators that can still send. The caller holds ``lock``."""
         return [] if self.destroyed else list(self.communicators.values())
 
     def lose(self, communicators: list[Communicator], departed: Iterable[int]) -> None:
-        """Tell ``communicators`` of the members among the ranks ``departed``, which have left."""
+        """Mark the members among the ``departed`` ranks as lost in ``communicators``."""
         if not communicators:
             return
         members = self.members
@@ -215,11 +215,11 @@ class GroupState:
                     communicator.lose(place, f"rank {members.ranks[place]} has left the job")
 
     def is_receiving(self) -> bool:
-        """True if a message is on its way."""
+        """True if a message is arriving."""
         return any(communicator.receiving for communicator in self.communicators.values())
 
     def release(self) -> None:
-        """Release the communicators; with none left, later ones are made anew."""
+        """Release the communicators; later calls create new ones."""
         with self.lock:
             communicators, self.communicators = self.communicators, {}
         self._close_windows()
@@ -227,7 +227,7 @@ class GroupState:
             communicator.close()
 
     def close(self, *, idle: bool) -> None:
-        """Release the communicators for good; unless ``idle``, a call is still under way."""
+        """Release the communicators for good; abort them first unless the group is ``idle``."""
         if self._users_store is not None:
             self._users_store.close()
         self._close_windows()

@@ -1,4 +1,4 @@
-"""``StreamLock``: which thread may make the next call of an ordered stream of calls."""
+"""``StreamLock``: decides which thread makes the next call of an ordered stream."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transport._waiting.interrupts import is_held
 
 
 class _StreamLock:
-    """A lock that knows its thread, and is free only while nothing waits in ``queue``.
+    """A lock that knows its thread; ``try_enter`` succeeds only while ``queue`` is empty.
 
-    Those who wait for the end of all count themselves in ``draining``. The compiled core has the
-    same.
+    ``draining`` counts the threads that wait for the end of all tasks. The compiled core has the
+    same class.
     """
 
     def __init__(self, queue: Sized, /) -> None:
@@ -23,29 +23,29 @@ class _StreamLock:
         self.draining: int = 0
 
     def try_enter(self) -> bool:
-        """Take the turn if nobody has it or waits for it; return whether that was so.
+        """Take the turn if no thread has it and no task waits for it; return whether it was taken.
 
-        The thread that takes it must ``leave``.
+        The thread must then call ``leave``.
         """
         return not self._queued and not self.is_mine() and self._lock.acquire(False)
 
     def enter(self) -> None:
-        """Wait for the turn and take it, whatever the queue has."""
+        """Wait for the turn and take it, even if tasks wait in the queue."""
         self._lock.acquire()
 
     def release(self) -> None:
-        """Give the turn back if the calling thread has it."""
+        """Release the turn if the calling thread has it."""
         if self.is_mine():
             self._lock.release()
 
     def leave(self) -> None:
-        """Give the turn back, and ``notify`` those who wait for the end of all."""
+        """Release the turn, and ``notify`` draining threads."""
         self.release()
         if self.draining:
             self.notify()
 
     def notify(self) -> None:
-        """Wake those who wait for the end of all."""
+        """Wake draining threads."""
         raise NotImplementedError
 
     def is_mine(self) -> bool:

@@ -38,10 +38,10 @@ class ReceivedMessage(NamedTuple):
 class Work(Generic[T]):
     """A collective or point-to-point call under way.
 
-    ``describe()`` returns the call for messages, and ``where()`` its line. The callbacks of its
-    future run on ``continuations``; if that is None, in the thread that ends the call. A thread
-    that gets its exception calls ``on_seen()``. ``blocked()`` is True in a thread that is inside an
-    earlier call.
+    ``describe()`` returns the call's description for messages, ``where()`` its source line. The
+    callbacks of its future run on ``continuations``; if that is None, in the thread that ends the
+    call. ``on_seen()`` is called when the program gets the exception. ``blocked()`` is True in a
+    thread that is in the middle of an earlier call.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Work(Generic[T]):
         self._untaken: UntakenResult | None = None
 
     def is_completed(self) -> bool:
-        """True if the call has ended, well or not."""
+        """True if the call has ended, successfully or not."""
         return self._future.done()
 
     def is_success(self) -> bool:
-        """True if the call has ended well."""
+        """True if the call has ended successfully."""
         return self._future.done() and self._future.exception() is None
 
     def exception(self) -> BaseException | None:
@@ -75,7 +75,7 @@ class Work(Generic[T]):
         """Wait until the call has ended; return True or raise its exception.
 
         ``timeout`` (seconds or "30s") limits this wait, not the call, which has its own deadline.
-        When it passes, ``wait`` raises ``WaitTimeoutError`` and the call goes on. None and 0 mean
+        When it passes, ``wait`` raises ``WaitTimeoutError`` and the call continues. None and 0 mean
         no limit, as in c10d.
         """
         bound = None if timeout is None or to_seconds(timeout) == 0 else timeout
@@ -89,20 +89,20 @@ class Work(Generic[T]):
             del exception, self  # breaks the reference cycle, as Future.wait does
 
     def synchronize(self) -> None:
-        """Make the result usable by the caller: the same as ``wait()``."""
+        """Wait for the call; the same as ``wait()``."""
         self.wait()
 
     def result(self) -> T:
-        """Wait for the end; return the same result as the synchronous call."""
+        """Wait for the call; return the result of the synchronous call."""
         take(self)
         return self._future.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in a coroutine of asyncio; return the same as ``result()``.
 
-        The event loop goes on meanwhile, and no thread waits. Cancelling the awaiting task ends its
-        wait, not the call: the other ranks make it too. Raises RuntimeError outside of an event
-        loop of asyncio's interface.
+        The event loop continues meanwhile, and no thread waits. Cancelling the awaiting task ends
+        its wait, not the call, which the other ranks also make. Raises RuntimeError outside an
+        event loop with asyncio's interface.
         """
         take(self)
         return awaited(self._future, self._describe)
@@ -211,11 +211,11 @@ def collect_all(works: Any) -> Any:
 
 
 def _collect_futures(futures: Sequence[Future[T]]) -> Future[list[Future[T]]]:
-    whole = joint(futures)
-    note = after(len(futures), lambda: whole.set_result(list(futures)))
+    combined = joint(futures)
+    note = after(len(futures), lambda: combined.set_result(list(futures)))
     for future in futures:
         future.add_done_callback(note)
-    return whole
+    return combined
 
 
 def _collect_works(works: Sequence[Work[T]]) -> Work[list[T]]:
@@ -231,8 +231,8 @@ def when_all(
 ) -> Work[T]:
     """Return a ``Work`` that calls ``make()`` after all of ``works``, and ends with its outcome.
 
-    ``make`` runs in the thread in which the last one ends; the next call of its group waits for
-    it. If some failed, the ``Work`` raises the exception of the first failed one in the list.
+    ``make`` runs in the thread that ends the last of ``works``; the next call of that group waits
+    for it. If some failed, the ``Work`` raises the exception of the first failed one in the list.
     """
     parts = [work.get_future() for work in works]
 
@@ -240,8 +240,8 @@ def when_all(
         for part in parts:
             part.exception()
 
-    # Continuations of the whole run on the continuation stream, so that no part waits for them.
-    whole: Work[T] = Work(
+    # Its continuations run on the continuation stream, so that no part waits for them.
+    combined: Work[T] = Work(
         describe,
         mark_seen,
         parts[0]._continuations if parts else None,
@@ -253,16 +253,16 @@ def when_all(
             for part in parts:
                 if part._exception is not None:
                     raise part._exception
-            finish(whole, make(), _Ends(parts))
+            finish(combined, make(), _Ends(parts))
         except BaseException as error:  # noqa: BLE001 (the Work raises it)
-            fail(whole, error)
+            fail(combined, error)
 
     if not parts:
         end()
     note = after(len(parts), end)
     for part in parts:
         at_once(part, note)
-    return whole
+    return combined
 
 
 def _how_it_ended(future: Future[Any]) -> WorkResult:

@@ -1,1 +1,1 @@
-"""The collectives as methods of whatever is a group of ranks."""
+"""The collectives, as methods of process groups and device meshes."""

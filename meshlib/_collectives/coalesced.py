@@ -1,6 +1,6 @@
-"""Collectives on several arrays at once, as one call: one set of messages, not one for each."""
+"""Collectives on several arrays in one call, with one set of messages for all arrays."""
 
-# A call without async_op fits the first two overloads of a method: the first one counts.
+# A call without async_op matches the first two overloads of a method; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ A = TypeVar("A")
 
 
 class CoalescedCollectives(GroupOfRanks):
-    """The coalesced calls. The arrays of a call have one dtype and travel in one flat buffer.
+    """The coalesced calls. The arrays of a call have one dtype and are sent in one flat buffer.
 
     The list of sizes is part of the call's fingerprint: members whose lists differ get
     ``CollectiveMismatchError``, even if the totals agree.
@@ -80,11 +80,11 @@ class CoalescedCollectives(GroupOfRanks):
         """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
         Args:
-            tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
-                bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
-                on every member. Overwritten if writable.
+            tensors: NumPy, JAX or CuPy arrays or buffers that do not overlap, of any shapes and one
+                dtype (numeric, bool, or one of ml_dtypes' floats). Their sizes are the same on
+                every member. Overwritten if writable.
             op: A ``ReduceOp`` that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -92,9 +92,9 @@ class CoalescedCollectives(GroupOfRanks):
             outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -168,11 +168,11 @@ class CoalescedCollectives(GroupOfRanks):
 
         Args:
             output_tensor_lists: For each member, in group order, one array for each of its inputs.
-                They overlap neither each other nor the inputs.
+                No array overlaps another one or an input.
             input_tensor_list: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype
                 (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
                 member.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -180,9 +180,9 @@ class CoalescedCollectives(GroupOfRanks):
             a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -277,18 +277,18 @@ class CoalescedCollectives(GroupOfRanks):
         Args:
             output_tensors: Writable arrays of one dtype, as many as ``input_tensors``; each has
                 ``size()`` times the elements of its input, concatenated along dim 0 or stacked.
-            input_tensors: Arrays of any shapes and that dtype, the same on every member.
-            async_op: Return a ``Work`` at once, not the result.
+            input_tensors: Arrays of that dtype; their shapes are the same on every member.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
         Returns:
-            ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+            ``output_tensors``, with new arrays in place of read-only ones. With ``async_op``, a
             ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -374,20 +374,20 @@ class CoalescedCollectives(GroupOfRanks):
 
         Args:
             output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
-            input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
+            input_tensors: As many arrays of that dtype; each has ``size()`` times the elements of
                 its output, concatenated along dim 0 or stacked.
             op: A ``ReduceOp`` that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
         Returns:
-            ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+            ``output_tensors``, with new arrays in place of read-only ones. With ``async_op``, a
             ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """

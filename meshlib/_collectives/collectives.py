@@ -1,17 +1,17 @@
 """``Collectives``: all calls of a group of ranks.
 
-``ProcessGroup`` and ``DeviceMesh`` inherit it, so each call is written once. Names, arguments and
-meaning are c10d's. All calls update writable arrays in place and also return the result; for
-immutable arrays (JAX) the returned array is the result. With ``async_op=True`` they return a
-``Work`` whose ``result()`` is it. On a rank outside the group they return None.
+``ProcessGroup`` and ``DeviceMesh`` inherit this class. Names, arguments and meanings are c10d's.
+All calls update writable arrays in place and also return the result; immutable arrays (JAX) stay
+unchanged. With ``async_op=True`` a call returns a ``Work`` whose ``result()`` is the result. On a
+rank outside the group it returns None.
 
-All calls raise the same errors. TypeError and ValueError are for wrong arguments; they are raised
-before any byte moves, and the group stays usable. ``CollectiveMismatchError`` means that members
-made different calls, ``CollectiveTimeoutError`` that the deadline passed, ``RankFailedError`` that
-a member is gone. These three break the group: later calls on it raise an error.
+All calls raise the same errors. TypeError and ValueError mean invalid arguments; nothing was sent,
+and the group stays usable. ``CollectiveMismatchError`` means that members made different calls,
+``CollectiveTimeoutError`` that the deadline passed, ``RankFailedError`` that a member died or left.
+These three break the group: later calls on it raise an error.
 """
 
-# A call without async_op fits the first two overloads of a method: the first one counts.
+# A call without async_op matches the first two overloads of a method; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _meet(communicator: Communicator, call: Call) -> None:
     communicator.barrier(call)
 
 
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+# Looking up a member of an enumeration takes time in each call.
 _BARRIER = Kind.BARRIER
 _BARRIER_SPEC = CallSpec(_BARRIER, _meet)
 _MONITORED_BARRIER = CallSpec(Kind.MONITORED_BARRIER, _meet)
@@ -47,21 +47,22 @@ def _barrier() -> CallSpec:
 
 
 class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneSided):
-    """The calls of one group of ranks: on arrays, on objects, point to point, barriers; memory.
+    """All calls of one group of ranks.
 
-    Arguments that several methods have mean the same in each:
+    Common arguments:
 
     - arrays (``tensor``, ``output``, ``input`` …): NumPy, JAX or CuPy arrays, or objects with the
       buffer protocol, of any shape; NumPy's numeric dtypes, bool, and ml_dtypes' small floats;
-    - ``op``: a ``ReduceOp``, SUM by default; TypeError where it has no meaning for the dtype;
-    - ``src`` or ``dst``: a global rank; instead of it ``group_src`` or ``group_dst``: a rank in the
-      group. ValueError for both, for neither if there is no default, and for a stranger;
-    - ``tag``: a whole number from 0 to 2**32 - 1 that the two ends of a message agree on;
-    - ``async_op``: return a ``Work`` at once, not the result;
-    - ``timeout``: the call's deadline, seconds or a timedelta; else the dim's, the group's, the
-      job's. ValueError for a negative one.
+    - ``op``: a ``ReduceOp``, SUM by default; TypeError if the dtype does not support it;
+    - ``src`` or ``dst``: a global rank, or instead ``group_src`` or ``group_dst``: a rank in the
+      group. ValueError for both, for neither if there is no default, and for a rank outside the
+      group;
+    - ``tag``: an integer from 0 to 2**32 - 1, equal at both ends of a message;
+    - ``async_op``: return a ``Work`` at once instead of the result;
+    - ``timeout``: the call's deadline: seconds, a timedelta or "30s"; by default that of the mesh
+      dim, the group or the job. ValueError if negative.
 
-    Wrong arguments raise TypeError or ValueError before any byte moves, and the group stays usable.
+    Invalid arguments raise TypeError or ValueError before anything is sent; the group stays usable.
     ``CollectiveMismatchError``, ``CollectiveTimeoutError`` and ``RankFailedError`` break it.
     """
 
@@ -98,7 +99,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
         """Return when every member has called.
 
         Args:
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             device_ids: Accepted for compatibility with c10d.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -106,9 +107,9 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
             None; with ``async_op`` a ``Work``, except on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -117,17 +118,17 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
     def monitored_barrier(
         self, timeout: Timeout | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return when every member has called; past ``timeout`` name the missing ranks.
+        """Return when every member has called; past ``timeout``, name the missing ranks.
 
         Args:
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-            wait_all_ranks: Accepted for compatibility with c10d: all missing ranks are named either
-                way.
+            wait_all_ranks: Accepted for compatibility with c10d; the error always names all missing
+                ranks.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names all missing ranks,
                 and the state of each rank.
             RankFailedError: On every member, if one dies or leaves. These three break the group.

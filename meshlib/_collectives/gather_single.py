@@ -1,9 +1,9 @@
-"""gather into one array: the destination ends with the parts of all members, one behind the other.
+"""Gather into one array: the destination gets the concatenated arrays of all members.
 
-As in ``on_arrays``, the words of a method are shared with the function of its name.
+The module functions of the same names copy these docstrings.
 """
 
-# A call without async_op fits the first two overloads of a method: the first one counts.
+# A call without async_op matches the first two overloads of a method; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ A = TypeVar("A")
 
 
 class GatherSingle(GroupOfRanks):
-    """The gather into one array, of one group of ranks."""
+    """The gather of a group of ranks into one array."""
 
     @overload
     def gather_single(
@@ -83,7 +83,7 @@ class GatherSingle(GroupOfRanks):
             gather_tensor: On the destination an array of that dtype with ``size()`` times the
                 elements: the members' arrays concatenated or stacked. None elsewhere.
             dst: The global rank of the destination; by default that of group rank 0.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -93,9 +93,9 @@ class GatherSingle(GroupOfRanks):
             group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -111,7 +111,7 @@ class GatherSingle(GroupOfRanks):
         code = check_dtype(x, "tensor")
         out = flats = None
         if root == call_queue.rank:
-            given = self._given(gather_tensor, "gather_tensor", "destination")
+            given = self._required(gather_tensor, "gather_tensor", "destination")
             out = arrays.target(given, "gather_tensor")
             check_same_dtype(out, "gather_tensor", x, "tensor")
             why = f"{size} members times the size of tensor"

@@ -1,10 +1,9 @@
-"""all_gather and reduce_scatter, of lists and of whole arrays: each member ends with, or begins
-from, a part for every member.
+"""all_gather and reduce_scatter, with a list of arrays or one array for the members' parts.
 
-As in ``on_arrays``, the words of a method are shared with the function of its name.
+The module functions of the same names copy these docstrings.
 """
 
-# A call without async_op fits the first two overloads of a method: the first one counts.
+# A call without async_op matches the first two overloads of a method; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+# Looking up a member of an enumeration takes time in each call.
 _ALL_GATHER, _REDUCE_SCATTER = Kind.ALL_GATHER, Kind.REDUCE_SCATTER
 
 
@@ -81,21 +80,22 @@ class GatheringCollectives(GroupOfRanks):
         """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
 
         Args:
-            tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
-                dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
+            tensor_list: One array for each member, in group order, with the size of that member's
+                ``tensor`` and its dtype. The arrays do not overlap; ``tensor_list[rank]`` may be
+                ``tensor``.
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Its size may differ by member.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The list of what was gathered. With ``async_op``, a ``Work`` with that result. None on a
+            The list of gathered arrays. With ``async_op``, a ``Work`` with that result. None on a
             rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -167,12 +167,12 @@ class GatheringCollectives(GroupOfRanks):
         """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
         Args:
-            output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
-                along dim 0 or stacked in a new first dim, which is the same memory.
+            output_tensor: An array of ``input_tensor``'s dtype with ``size()`` times its elements:
+                the members' arrays, concatenated along dim 0 or stacked in a new first dim.
             input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
                 bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
                 be this member's part of ``output_tensor``.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -180,9 +180,9 @@ class GatheringCollectives(GroupOfRanks):
             ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -254,12 +254,12 @@ class GatheringCollectives(GroupOfRanks):
 
         Args:
             output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-                one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
-                it overlaps no other.
+                one of ml_dtypes' floats. It has the size of ``input_list[rank]``. It may be that
+                array, but overlaps no other input.
             input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
-                differ by place, not by member.
+                differ within the list, but not between members.
             op: A ``ReduceOp`` that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -267,9 +267,9 @@ class GatheringCollectives(GroupOfRanks):
             that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -345,10 +345,10 @@ class GatheringCollectives(GroupOfRanks):
             output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
                 member's part of ``input``.
-            input: An array of the dtype of ``output``, with ``size()`` times its elements. Its
-                parts are joined along dim 0 or stacked in a new first dim.
+            input: An array of the dtype of ``output``, with ``size()`` times its elements. The
+                parts are concatenated along dim 0 or stacked in a new first dim.
             op: A ``ReduceOp`` that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -356,9 +356,9 @@ class GatheringCollectives(GroupOfRanks):
             that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -384,7 +384,7 @@ class GatheringCollectives(GroupOfRanks):
             check_no_overlap(out, "output", x, "input")
         return _reduce_scatter(out, flats, op, code)
 
-    # c10d has these names beside the others since PyTorch 2.14.
+    # Since PyTorch 2.14, c10d also has these names.
     all_gather_single = all_gather_into_tensor
     reduce_scatter_single = reduce_scatter_tensor
 
@@ -413,7 +413,7 @@ def _all_gather(
 
 
 def _reduce_scatter(out: AdaptedArray, flats: list[Flat], op: ReduceOp, code: int) -> CallSpec:
-    """Reduce the members' ``flats``; ``out`` gets this member's part."""
+    """Reduce the members' ``flats``; put this member's part into ``out``."""
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.reduce_scatter(call, out.flat, flats, op)

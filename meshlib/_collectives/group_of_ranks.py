@@ -1,6 +1,6 @@
 """The base of the collective mixins: an object that has, or is, a process group."""
 
-# ``call_queue_of`` is how other files reach the one attribute that users are not shown.
+# Other files access the private attribute through ``call_queue_of``.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from transport._waiting.deadline import Timeout
 T = TypeVar("T")
 
 ARRAYS, LISTS = False, True
-"""The two forms of parts for each member: one array, or a list of arrays."""
+"""The forms of the members' parts in a call: one array, or a list of arrays."""
 NO_MEMBER: Any = None
-"""The result of calls on a rank that is not a member; their types leave it out."""
+"""The result of a call on a rank outside the group; the type annotations omit it."""
 _USUAL = frozenset((np.ndarray, list, type(None)))
-"""Types of results that ``is_only_returned`` need not be asked about."""
+"""Result types for which ``is_only_returned`` is always false."""
 
 
 class GroupOfRanks:
-    """Something that has, or is, a process group."""
+    """Base class of objects that have, or are, a process group."""
 
-    # No ABC: those take half a microsecond for ``isinstance``, which each call asks once.
+    # Not an ABC: each call uses ``isinstance``, which is slow for an ABC.
     _call_queue: CallQueue
-    """The way into the calls of that group."""
+    """The queue of the group's calls."""
 
     @property
     def process_group(self) -> GroupOfRanks:
-        """The group that the calls of this object are made on."""
+        """The group on which this object makes its calls."""
         raise NotImplementedError
 
     def _issue(
@@ -50,10 +50,10 @@ class GroupOfRanks:
         timeout: Timeout | None,
         listed: bool | None = None,
     ) -> Any:
-        """Make the collective that ``prepare(*arguments)`` returns; see ``CallQueue.issue``. None
-        on a rank outside the group. ``prepare`` raises the errors of wrong arguments.
+        """Issue the call that ``prepare(*arguments)`` returns; see ``CallQueue.issue``.
 
-        ``listed``: see ``FastPath.make``; None if that does not know the arguments.
+        Returns None on a rank outside the group. ``prepare`` raises the errors of invalid
+        arguments. ``listed``: see ``FastPath.make``; None if it does not support the arguments.
         """
         call_queue = self._call_queue
         fast_path = call_queue.state.fast_path
@@ -65,7 +65,7 @@ class GroupOfRanks:
                 return result
         if call_queue.rank < 0:
             return None
-        try:  # as ``CallQueue.checked``, whose call is a part of a small collective's time
+        try:  # ``CallQueue.checked`` inlined, for the time of small collectives
             spec = prepare(*arguments)
         except Exception as error:
             call_queue.failure.refuse(kind, error)
@@ -75,8 +75,8 @@ class GroupOfRanks:
             warn_if_discarded()
         return result
 
-    def _given(self, items: T | None, name: str, end: str) -> T:
-        """Return ``items``, which this rank has to give: it is the call's ``end``.
+    def _required(self, items: T | None, name: str, end: str) -> T:
+        """Return ``items``, which are required on this rank, the call's ``end``.
 
         Raises ValueError for None.
         """
@@ -87,7 +87,7 @@ class GroupOfRanks:
 
 
 def call_queue_of(group: GroupOfRanks) -> CallQueue:
-    """Return the way into the calls of ``group``, with all that users need not see of it."""
+    """Return the queue of the calls of ``group``."""
     return group._call_queue
 
 
@@ -98,9 +98,9 @@ def make_fast(
     arguments: tuple[Any, ...],
     timeout: Timeout | None = None,
 ) -> Any:
-    """Make a usual call of ``group`` in compiled code: see ``FastPath.make``.
+    """Make a common call of ``group`` in compiled code; see ``FastPath.make``.
 
-    Returns NotImplemented for any other call, of which nothing has happened then.
+    Returns NotImplemented for any other call, without side effects.
     """
     call_queue = group._call_queue
     fast_path = call_queue.state.fast_path
@@ -117,14 +117,14 @@ def resolve_rank(
     name: str,
     default: int | None = None,
 ) -> int:
-    """Return the group rank that ``rank`` (global) or ``group_rank`` means.
+    """Return the group rank for ``rank`` (global) or ``group_rank``.
 
-    Exactly one is given, unless there is a ``default``. Raises ValueError otherwise, and for
-    a rank that is not in the group, TypeError for a value that is not an integer; ``name`` is the
-    argument's (``src``: then also ``group_src``).
+    Without a ``default``, exactly one is required. Raises ValueError otherwise and for a rank
+    outside the group, TypeError for a value that is not an integer. ``name`` is the name of the
+    argument ``rank``, ``src`` or ``dst``; the other one is ``group_`` with that name.
     """
     members = group._call_queue.members
-    if type(rank) is int and group_rank is None:  # the usual case at once
+    if type(rank) is int and group_rank is None:  # the common case first
         place = members.place_of(rank)
         if place is not None:
             return place
@@ -160,9 +160,9 @@ def spec_of(
     extra: int = 0,
     nbytes: int | None = None,
 ) -> CallSpec:
-    """Return the call on arrays that are ``like`` one of them.
+    """Return the call ``run`` on arrays with the item size and the device of ``like``.
 
-    ``dtype`` is its code; ``nbytes`` is what ``elements`` take, unless given.
+    ``dtype`` is the code of the dtype; ``nbytes`` is by default the size of ``elements``.
     """
     if nbytes is None:
         nbytes = elements * like.flat.itemsize

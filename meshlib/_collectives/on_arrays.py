@@ -1,11 +1,11 @@
 """Collectives on arrays, as methods of every kind of group of ranks.
 
-Each method adapts its arguments to flat buffers and checks them. It then gives the call queue the
-fields that must be equal on every member, and the function to run. Common documentation is in
-``collectives``, beside this. A method and the function of its name share their docstring.
+Each method checks its arguments, adapts them to flat buffers, and issues a ``CallSpec``: the fields
+that must be equal on every member, and the function to run. ``collectives`` documents what all
+methods have in common. The module functions of the same names copy these docstrings.
 """
 
-# A call without async_op fits the first two overloads of a method: the first one counts.
+# A call without async_op matches the first two overloads of a method; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+# Looking up a member of an enumeration takes time in each call.
 _ALL_REDUCE, _BROADCAST, _REDUCE = Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE
 
 
 class ArrayCollectives(GroupOfRanks):
-    """The collectives on arrays of one group of ranks."""
+    """The collectives on arrays."""
 
     @overload
     def all_reduce(
@@ -63,14 +63,14 @@ class ArrayCollectives(GroupOfRanks):
         async_op: bool = False,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Reduce ``tensor`` over the members with ``op``; all get the same bits.
+        """Reduce ``tensor`` over the members with ``op``; all members get the same bits.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
                 with the result if writable.
             op: A ``ReduceOp`` that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -78,9 +78,9 @@ class ArrayCollectives(GroupOfRanks):
             ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -123,15 +123,15 @@ class ArrayCollectives(GroupOfRanks):
     ) -> Any:
         """Reduce ``tensor`` over members 0 to this one with ``op``, as ``MPI_Scan`` does.
 
-        Member i gets the bits that ``all_reduce`` gives among the members 0 to i. A member sends
-        twice the bytes of ``tensor`` at most.
+        Member i gets the same bits as from an ``all_reduce`` among the members 0 to i. A member
+        sends at most twice the bytes of ``tensor``.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
                 with the result if writable.
             op: A ``ReduceOp`` other than AVG that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -139,9 +139,9 @@ class ArrayCollectives(GroupOfRanks):
             ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -183,16 +183,17 @@ class ArrayCollectives(GroupOfRanks):
     ) -> Any:
         """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan`` does.
 
-        Member i gets the bits that ``all_reduce`` gives among the members 0 to i - 1. Member 0 gets
-        the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. So
-        ``exscan`` of each member's count is where its part of a whole begins.
+        Member i gets the same bits as from an ``all_reduce`` among the members 0 to i - 1. Member 0
+        gets the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. For
+        example, ``exscan`` of the members' counts returns each member's offset in the
+        concatenation.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
                 with the result if writable.
             op: A ``ReduceOp`` other than AVG that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -200,9 +201,9 @@ class ArrayCollectives(GroupOfRanks):
             ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -251,9 +252,9 @@ class ArrayCollectives(GroupOfRanks):
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-                on all but the source, if writable.
+                on all members but the source, if writable.
             src: The global rank of the source.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             group_src: The source's rank in the group, instead of ``src``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -262,9 +263,9 @@ class ArrayCollectives(GroupOfRanks):
             With ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -336,23 +337,22 @@ class ArrayCollectives(GroupOfRanks):
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-                one of ml_dtypes' floats. Size and dtype are the same on every member. The
-                destination's is overwritten with the result if writable; the others' are left as
-                they are.
+                one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+                with the result on the destination, if writable; unchanged elsewhere.
             dst: The global rank of the destination.
             op: A ``ReduceOp`` that supports the dtype.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
+            On the destination the result, elsewhere the unchanged ``tensor``. With ``async_op``, a
             ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -393,7 +393,7 @@ def _prefix(kind: Kind, tensor: Any, op: ReduceOp) -> CallSpec:
     x = arrays.in_out(tensor, "tensor")
     op, code = check_reduction(op, x, "tensor")
     if op.kind is RedOpType.AVG:
-        raise ValueError(f"op is {op}; expected one that a prefix has, such as ReduceOp.SUM")
+        raise ValueError(f"op is {op}; expected one that scan supports, such as ReduceOp.SUM")
 
     def run(communicator: Communicator, call: Call) -> Any:
         communicator.scan(call, x.flat, op, kind is Kind.EXSCAN)

@@ -1,11 +1,10 @@
 """Collectives on Python objects, as pickles (protocol 5).
 
-A pickle is never empty. No bytes mean that the sender does not exist (backend "fake"); then the
-receiver's list stays as it is.
+A pickle is never empty. With the backend "fake" the sender does not exist: the receiver gets no
+bytes and leaves its list unchanged.
 
-Unpickling runs code of the sender's choice. The bytes come only from members of the group, which
-have proved that they know the job's secret. A process that cannot start a rank of the job cannot
-send any. Do not use these between members that do not trust each other.
+Unpickling can run any code. Pickles come only from members of the group, which have proved that
+they know the job's secret. Do not use these calls between members that do not trust each other.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from transport._waiting.deadline import Deadline, Timeout, to_seconds
 _COUNT = struct.Struct("<Q")
 
 Left = Callable[[], float | None]
-"""Returns the seconds left of a deadline that several calls share; None is the group's deadline."""
+"""Returns the seconds left until a deadline of several calls; None for the group's deadline."""
 
 
 def dumps(obj: Any, name: str) -> Flat:
-    """Return ``obj`` as a flat array of bytes; arrays inside are copied once, not pickled twice.
+    """Return ``obj`` as a flat array of bytes. Arrays inside are copied only once.
 
-    Layout: number of parts, their lengths (u64 each), the parts: the pickle, then its out-of-band
-    buffers. Raises TypeError naming ``name`` for an object that cannot be pickled.
+    Layout: the number of parts, the length of each (u64), the parts: the pickle, then its
+    out-of-band buffers. Raises TypeError with ``name`` for an object that cannot be pickled.
     """
     try:
         payload = pickling.dump(obj)
@@ -50,7 +49,7 @@ def dumps(obj: Any, name: str) -> Flat:
 
 
 def loads(data: Flat) -> Any:
-    """Return the object that ``dumps`` flattened. Arrays inside are views of ``data``."""
+    """Return the object from the bytes of ``dumps``. Arrays inside are views of ``data``."""
     view = data.data
     (count,) = _COUNT.unpack_from(view)
     lengths = [_COUNT.unpack_from(view, _COUNT.size * (i + 1))[0] for i in range(count)]
@@ -62,8 +61,8 @@ def loads(data: Flat) -> Any:
     return pickling.load(parts[0], parts[1:])
 
 
-def _shared_out(timeout: Timeout | None) -> Left:
-    """Return a function that returns the rest of ``timeout`` for each of several array calls.
+def _share_timeout(timeout: Timeout | None) -> Left:
+    """Return a function for the seconds left of ``timeout``, which several array calls share.
 
     Without ``timeout`` each call has the group's deadline.
     """
@@ -75,9 +74,9 @@ class ObjectCollectives(
 ):
     """The calls on objects. Each consists of calls on arrays of bytes.
 
-    Objects are pickled. An object that cannot be pickled is a TypeError before any byte moves.
-    Unpickling runs code of the sender's choice; see ``meshlib._collectives.on_objects``. ``device``
-    is accepted for compatibility with c10d.
+    Objects are pickled; one that cannot be pickled raises TypeError before anything is sent.
+    Unpickling can run any code; see ``meshlib._collectives.on_objects``. ``device`` is accepted for
+    compatibility with c10d.
     """
 
     def broadcast_object_list(
@@ -88,10 +87,10 @@ class ObjectCollectives(
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> list[Any]:
-        """Replace the objects in ``object_list`` by the objects of one member.
+        """Replace the objects in ``object_list`` with those of one member's list.
 
-        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one.
+        Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+        the job's secret can send a pickle.
 
         Args:
             object_list: A list, of the same length on every member.
@@ -105,11 +104,11 @@ class ObjectCollectives(
             ``object_list``; None on a rank outside the group.
 
         Raises:
-            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-                moves.
-            ValueError: For a wrong rank, and on a member whose list has another length than the
+            TypeError: For an invalid argument or an object that cannot be pickled, before anything
+                is sent.
+            ValueError: For an invalid rank, and on a member whose list differs in length from the
                 source's.
-            CollectiveMismatchError: On every member, if they make different calls.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -122,7 +121,7 @@ class ObjectCollectives(
             check_fillable(object_list, "object_list")
             mine = root == call_queue.rank
             data = dumps(list(object_list), "object_list") if mine else None
-            return _shared_out(timeout), root, data
+            return _share_timeout(timeout), root, data
 
         left, root, data = call_queue.checked(Kind.BROADCAST, prepare)
         mine = data is not None
@@ -144,11 +143,11 @@ class ObjectCollectives(
     ) -> list[Any]:
         """Put member i's ``obj`` into ``object_list[i]`` on all members.
 
-        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one.
+        Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+        the job's secret can send a pickle.
 
         Args:
-            object_list: A list with ``size()`` entries, which are replaced.
+            object_list: A list with ``size()`` entries; the call replaces them.
             obj: An object that can be pickled.
             timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
                 of its array calls has the group's deadline.
@@ -157,10 +156,10 @@ class ObjectCollectives(
             ``object_list``; None on a rank outside the group.
 
         Raises:
-            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-                moves.
-            ValueError: For a list of another length.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError: For an invalid argument or an object that cannot be pickled, before anything
+                is sent.
+            ValueError: For a list of the wrong length.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -170,7 +169,7 @@ class ObjectCollectives(
 
         def prepare() -> tuple[Left, Flat]:
             check_fillable(object_list, "object_list", len(call_queue.ranks))
-            return _shared_out(timeout), dumps(obj, "obj")
+            return _share_timeout(timeout), dumps(obj, "obj")
 
         left, data = call_queue.checked(Kind.ALL_GATHER, prepare)
         sizes = self._gather_sizes(data.size, left())
@@ -189,13 +188,13 @@ class ObjectCollectives(
     ) -> list[Any] | None:
         """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
 
-        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one.
+        Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+        the job's secret can send a pickle.
 
         Args:
             obj: An object that can be pickled.
-            object_gather_list: On the destination a list with ``size()`` entries, which are
-                replaced; None elsewhere.
+            object_gather_list: On the destination, a list with ``size()`` entries, which the call
+                replaces; None elsewhere.
             dst: The global rank of the destination; by default that of group rank 0.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
@@ -205,11 +204,11 @@ class ObjectCollectives(
             ``object_gather_list`` on the destination, None elsewhere.
 
         Raises:
-            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-                moves.
-            ValueError: For a wrong rank, a list of another length, none on the destination or one
-                elsewhere.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError: For an invalid argument or an object that cannot be pickled, before anything
+                is sent.
+            ValueError: For an invalid rank, a list of the wrong length, a missing list on the
+                destination, or a list elsewhere.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -220,14 +219,14 @@ class ObjectCollectives(
         def prepare() -> tuple[Left, int, Flat]:
             root = resolve_rank(self, dst, group_dst, "dst", default=0)
             if root == call_queue.rank:
-                given = self._given(object_gather_list, "object_gather_list", "destination")
+                given = self._required(object_gather_list, "object_gather_list", "destination")
                 check_fillable(given, "object_gather_list", len(call_queue.ranks))
             elif object_gather_list is not None:
                 raise ValueError(
                     "object_gather_list was given on a rank that is not the destination:"
                     f" {call_queue.ranks[call_queue.rank]}, not {call_queue.ranks[root]}"
                 )
-            return _shared_out(timeout), root, dumps(obj, "obj")
+            return _share_timeout(timeout), root, dumps(obj, "obj")
 
         left, root, data = call_queue.checked(Kind.GATHER, prepare)
         sizes = self._gather_sizes(data.size, left())
@@ -249,13 +248,12 @@ class ObjectCollectives(
     ) -> Any:
         """Put entry i of one member's list into member i's ``scatter_object_output_list[0]``.
 
-        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one.
+        Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+        the job's secret can send a pickle.
 
         Args:
-            scatter_object_output_list: A list with at least one entry, the first of which is
-                replaced.
-            scatter_object_input_list: On the source one object for each member; ignored elsewhere.
+            scatter_object_output_list: A list with at least one entry; the call replaces the first.
+            scatter_object_input_list: On the source, one object for each member; ignored elsewhere.
             src: The global rank of the source; by default that of group rank 0.
             group_src: The source's rank in the group, instead of ``src``.
             timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
@@ -265,10 +263,10 @@ class ObjectCollectives(
             The object; None on a rank outside the group.
 
         Raises:
-            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-                moves.
-            ValueError: For a wrong rank, an empty output list, or no input list on the source.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError: For an invalid argument or an object that cannot be pickled, before anything
+                is sent.
+            ValueError: For an invalid rank, an empty output list, or no input list on the source.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -280,16 +278,14 @@ class ObjectCollectives(
             root = resolve_rank(self, src, group_src, "src", default=0)
             check_fillable(scatter_object_output_list, "scatter_object_output_list")
             if not scatter_object_output_list:
-                raise ValueError(
-                    "scatter_object_output_list is empty; expected room for one object"
-                )
+                raise ValueError("scatter_object_output_list is empty; expected one entry")
             pieces = None
             if root == call_queue.rank:
                 name = "scatter_object_input_list"
-                given = self._given(scatter_object_input_list, name, "source")
+                given = self._required(scatter_object_input_list, name, "source")
                 check_list(given, name, len(call_queue.ranks))
                 pieces = [dumps(entry, f"{name}[{i}]") for i, entry in enumerate(given)]
-            return _shared_out(timeout), root, pieces
+            return _share_timeout(timeout), root, pieces
 
         left, root, pieces = call_queue.checked(Kind.SCATTER, prepare)
         size = np.zeros(1, np.int64)
@@ -312,30 +308,30 @@ class ObjectCollectives(
     ) -> None:
         """Send the objects in ``object_list`` to one member.
 
-        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one.
+        Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+        the job's secret can send a pickle.
 
         Args:
             object_list: Objects that can be pickled.
             dst: The global rank of the destination.
             device: Accepted for compatibility with c10d.
             group_dst: The destination's rank in the group, instead of ``dst``.
-            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-                do not overtake each other.
+            tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+                arrive in order.
             timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
                 of its array calls has the group's deadline.
 
         Raises:
-            TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-                moves.
-            ValueError: For a wrong rank or tag.
+            TypeError: For an invalid argument or an object that cannot be pickled, before anything
+                is sent.
+            ValueError: For an invalid rank or tag.
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
         call_queue = self._call_queue
         if call_queue.rank < 0:
             return
-        left = _shared_out(timeout)
+        left = _share_timeout(timeout)
         check_sequence(object_list, "object_list")
         data = dumps(list(object_list), "object_list")
         head = np.array([data.size, len(object_list)], np.int64)
@@ -351,19 +347,19 @@ class ObjectCollectives(
         tag: int = 0,
         timeout: Timeout | None = None,
     ) -> int:
-        """Replace the objects in ``object_list`` by the objects that one member sends.
+        """Replace the objects in ``object_list`` with the objects that one member sends.
 
-        Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-        only ranks that know the job's secret can send one.
+        Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+        the job's secret can send a pickle.
 
         Args:
-            object_list: A list of the length of the sender's.
-            src: The global rank of the source; any member will do if neither it nor ``group_src``
-                is given.
+            object_list: A list as long as the sender's.
+            src: The global rank of the source; any member if neither ``src`` nor ``group_src`` is
+                given.
             device: Accepted for compatibility with c10d.
             group_src: The source's rank in the group, instead of ``src``.
-            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-                do not overtake each other.
+            tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+                arrive in order.
             timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
                 of its array calls has the group's deadline.
 
@@ -371,16 +367,16 @@ class ObjectCollectives(
             The sender's global rank; -1 on a rank outside the group.
 
         Raises:
-            TypeError: For a wrong argument.
-            ValueError: For a wrong rank or tag, and if the sender's list has another length; its
-                objects are lost.
+            TypeError: For an invalid argument.
+            ValueError: For an invalid rank or tag, and if the sender's list has a different length;
+                the sent objects are lost.
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
         """
         call_queue = self._call_queue
         if call_queue.rank < 0:
             return -1
-        left = _shared_out(timeout)
+        left = _share_timeout(timeout)
         check_fillable(object_list, "object_list")
         head = np.zeros(2, np.int64)
         sender = self.recv(head, src, tag, group_src, timeout=left())

@@ -1,4 +1,4 @@
-"""Packing several arrays into one flat buffer; on a device they travel one by one."""
+"""Packing several arrays into one flat buffer; arrays on a device are sent one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gather_device_arrays(
     ins: Sequence[AdaptedArray],
     outs: Sequence[Sequence[AdaptedArray]],
 ) -> list[list[Any]]:
-    """Gather one array after the other. Members may have different numbers of them."""
+    """Gather the arrays one after the other. Their number may differ by member."""
     rank = communicator.rank
     for j in range(max(map(len, outs))):
         targets = [row[j].flat if j < len(row) else row[0].flat[:0] for row in outs]
@@ -31,20 +31,20 @@ def gather_device_arrays(
 
 
 def finish(call: Call, outs: Sequence[AdaptedArray]) -> list[Any]:
-    """Return the results of a call on a device that has made several."""
+    """Return the results ``outs`` of a call that ran several collectives on a device."""
     result = [out.finish() for out in outs]
     end_together(call, [cast(DeviceFlat, out.flat) for out in outs])
     return result
 
 
 def unpack(flat: Flat, into: Sequence[AdaptedArray]) -> list[Any]:
-    """Copy ``flat`` into the arrays; return the results."""
+    """Copy ``flat`` into the arrays ``into``; return their results."""
     copy_out(flat, [x.flat for x in into])
     return [x.finish() for x in into]
 
 
 def copy_out(flat: Flat, into: Sequence[Flat]) -> None:
-    """Copy the parts of ``flat`` into arrays."""
+    """Copy consecutive parts of ``flat`` into the arrays ``into``."""
     start = 0
     for part in into:
         part[...] = flat[start : start + part.size]
@@ -52,5 +52,5 @@ def copy_out(flat: Flat, into: Sequence[Flat]) -> None:
 
 
 def fingerprint(sizes: Iterable[int]) -> int:
-    """Return a number from 1 to 2**32 - 1 that differs when the sizes do, as good as always."""
+    """Return a checksum of the sizes, from 1 to 2**32 - 1."""
     return zlib.crc32(b"".join(size.to_bytes(8, "little") for size in sizes)) or 1

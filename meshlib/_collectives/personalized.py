@@ -1,6 +1,6 @@
-"""Collectives that give each pair of members data of its own: gather, scatter, all-to-all."""
+"""Collectives with separate data for each pair of members: gather, scatter, all-to-all."""
 
-# A call without async_op fits the first two overloads of a method: the first one counts.
+# A call without async_op matches the first two overloads of a method; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from transport._waiting.deadline import Timeout
 
 A = TypeVar("A")
 
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+# Looking up a member of an enumeration takes time in each call.
 _GATHER, _SCATTER, _ALL_TO_ALL = Kind.GATHER, Kind.SCATTER, Kind.ALL_TO_ALL
 
 
 class PersonalizedCollectives(GroupOfRanks):
-    """The personalized collectives, as the literature calls them, of one group of ranks."""
+    """The personalized collectives, as the literature calls them."""
 
     @overload
     def gather(
@@ -83,10 +83,10 @@ class PersonalizedCollectives(GroupOfRanks):
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Its size may differ by member.
-            gather_list: On the destination one array for each member, in group order, of its size
-                and dtype; None elsewhere.
+            gather_list: On the destination, one array for each member, in group order, with the
+                size and dtype of its ``tensor``; None elsewhere.
             dst: The global rank of the destination; by default that of group rank 0.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -95,9 +95,9 @@ class PersonalizedCollectives(GroupOfRanks):
             ``Work`` with that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -119,7 +119,7 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(x, "tensor")
         outs = None
         if root == call_queue.rank:
-            given = self._given(gather_list, "gather_list", "destination")
+            given = self._required(gather_list, "gather_list", "destination")
             outs = adapt_targets(given, "gather_list", len(call_queue.ranks))
             for i, out in enumerate(outs):
                 check_same_dtype(out, f"gather_list[{i}]", x, "tensor")
@@ -185,10 +185,10 @@ class PersonalizedCollectives(GroupOfRanks):
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
                 one of ml_dtypes' floats. Its size may differ by member.
-            scatter_list: On the source one array for each member, in group order, of its size and
-                dtype; None elsewhere.
+            scatter_list: On the source, one array for each member, in group order, with the size
+                and dtype of its ``tensor``; None elsewhere.
             src: The global rank of the source; by default that of group rank 0.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             group_src: The source's rank in the group, instead of ``src``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -197,9 +197,9 @@ class PersonalizedCollectives(GroupOfRanks):
             that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -221,7 +221,7 @@ class PersonalizedCollectives(GroupOfRanks):
         code = check_dtype(out, "tensor")
         ins = None
         if root == call_queue.rank:
-            given = self._given(scatter_list, "scatter_list", "source")
+            given = self._required(scatter_list, "scatter_list", "source")
             ins = adapt_sources(given, "scatter_list", len(call_queue.ranks))
             for i, x in enumerate(ins):
                 check_same_dtype(x, f"scatter_list[{i}]", out, "tensor")
@@ -276,11 +276,11 @@ class PersonalizedCollectives(GroupOfRanks):
         """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
 
         Args:
-            output_tensor_list: One array for each member, in group order; the two ends of a copy
-                agree on its size. They overlap neither each other nor the inputs.
+            output_tensor_list: One array for each member, in group order, with the size that the
+                member sends. No array overlaps another one or an input.
             input_tensor_list: One array for each member: NumPy, JAX or CuPy arrays or buffers, of
                 any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -288,9 +288,9 @@ class PersonalizedCollectives(GroupOfRanks):
             outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """
@@ -384,7 +384,7 @@ class PersonalizedCollectives(GroupOfRanks):
                 parts.
             input_split_sizes: The number of rows of ``input`` for each member; by default equal
                 parts.
-            async_op: Return a ``Work`` at once, not the result.
+            async_op: Return a ``Work`` at once instead of the result.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
@@ -392,9 +392,9 @@ class PersonalizedCollectives(GroupOfRanks):
             that result. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-                no member can make the call; else the others raise CollectiveMismatchError.
-            CollectiveMismatchError: On every member, if they make different calls.
+            TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+            CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
         """

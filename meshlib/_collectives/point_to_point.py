@@ -27,16 +27,16 @@ from transport._waiting.deadline import Timeout
 A = TypeVar("A")
 
 MAX_TAG = 2**32 - 1
-# An enumeration looks its members up in Python, which takes a tenth of a microsecond.
+# Looking up a member of an enumeration takes time in each call.
 _SEND, _RECV = Kind.SEND, Kind.RECV
 
 
 class PointToPoint(GroupOfRanks):
     """``send``, ``recv`` and their asynchronous forms.
 
-    Messages between two members under one tag do not overtake each other. A receive of another
-    size or dtype than was sent raises ``CollectiveMismatchError`` on the receiver that says both;
-    the message is gone and the group still usable.
+    Messages between two members with the same tag arrive in order. If the receiver's array differs
+    in size or dtype from the sender's, the receiver raises ``CollectiveMismatchError``, which names
+    both; the message is lost and the group stays usable.
     """
 
     def send(
@@ -47,19 +47,20 @@ class PointToPoint(GroupOfRanks):
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> None:
-        """Send ``tensor`` to one member; return when it may be reused.
+        """Send ``tensor`` to one member; return when ``tensor`` may be changed.
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-                one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+                one of ml_dtypes' floats. The receiver's array has the same size and dtype.
             dst: The global rank of the destination.
-            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-                do not overtake each other.
+            tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+                arrive in order.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+                usable.
             CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
             RankFailedError: If the other end dies or leaves.
         """
@@ -84,11 +85,11 @@ class PointToPoint(GroupOfRanks):
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-                one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+                one of ml_dtypes' floats. The receiver's array has the same size and dtype. It must
                 not change until the ``Work`` is done.
             dst: The global rank of the destination.
-            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-                do not overtake each other.
+            tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+                arrive in order.
             group_dst: The destination's rank in the group, instead of ``dst``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -97,7 +98,8 @@ class PointToPoint(GroupOfRanks):
             group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+                usable.
         """
         spec = prepare_send(self, tensor, dst, tag, group_dst)
         return NO_MEMBER if spec is None else self._call_queue.issue(spec, True, timeout)
@@ -114,12 +116,12 @@ class PointToPoint(GroupOfRanks):
 
         Args:
             tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
-                of ml_dtypes' floats. The sender's has its size and dtype. An array that is
-                read-only (JAX) is a TypeError: use ``irecv(...).result()``.
-            src: The global rank of the source; any member will do if neither it nor ``group_src``
-                is given.
-            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-                do not overtake each other.
+                of ml_dtypes' floats. The sender's array has the same size and dtype. A read-only
+                array (JAX) raises TypeError: use ``irecv(...).result()``.
+            src: The global rank of the source; any member if neither ``src`` nor ``group_src`` is
+                given.
+            tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+                arrive in order.
             group_src: The source's rank in the group, instead of ``src``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -127,8 +129,9 @@ class PointToPoint(GroupOfRanks):
             The sender's global rank; -1 on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
-            CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+            TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+                usable.
+            CollectiveMismatchError: If the sent array has a different size or dtype; the message is
                 lost and the group stays usable.
             CollectiveTimeoutError: Past the deadline; the group stays usable.
             RankFailedError: If the other end dies or leaves.
@@ -151,12 +154,12 @@ class PointToPoint(GroupOfRanks):
 
         Args:
             tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-                one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
-                until the ``Work`` is done.
-            src: The global rank of the source; any member will do if neither it nor ``group_src``
-                is given.
-            tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-                do not overtake each other.
+                one of ml_dtypes' floats. The sender's array has the same size and dtype. It must
+                not be used until the ``Work`` is done.
+            src: The global rank of the source; any member if neither ``src`` nor ``group_src`` is
+                given.
+            tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+                arrive in order.
             group_src: The source's rank in the group, instead of ``src``.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -166,7 +169,8 @@ class PointToPoint(GroupOfRanks):
             call. None on a rank outside the group.
 
         Raises:
-            TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+            TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+                usable.
         """
         spec = prepare_receive(self, tensor, src, tag, group_src)
         return NO_MEMBER if spec is None else self._call_queue.issue(spec, True, timeout)
@@ -175,9 +179,7 @@ class PointToPoint(GroupOfRanks):
 def prepare_send(
     group: GroupOfRanks, tensor: Any, dst: int | None, tag: int, group_dst: int | None
 ) -> CallSpec | None:
-    """Check ``send``'s arguments; return the call, for the call queue. None if this rank is not a
-    member.
-    """
+    """Check the arguments of ``send``; return the call, or None on a rank outside the group."""
     if call_queue_of(group).rank < 0:
         return None
     peer = resolve_rank(group, dst, group_dst, "dst")
@@ -201,17 +203,16 @@ def prepare_receive(
     in_place: bool = False,
     put: Callable[[Any], object] | None = None,
 ) -> CallSpec | None:
-    """Check ``recv``'s arguments; return the call, for the call queue. None if this rank is not a
-    member.
+    """Check the arguments of ``recv``; return the call, or None on a rank outside the group.
 
-    ``in_place``: the call does not return the array. ``put`` is called with a new array in the
-    place of one that cannot be written to.
+    ``in_place``: ``tensor`` must be writable, because the caller gets no array back. If ``tensor``
+    is read-only, ``put`` is called with the array that replaces it.
     """
     call_queue = call_queue_of(group)
     if call_queue.rank < 0:
         return None
-    anybody = src is None and group_src is None
-    peer = None if anybody else resolve_rank(group, src, group_src, "src")
+    from_any = src is None and group_src is None
+    peer = None if from_any else resolve_rank(group, src, group_src, "src")
     check_tag(tag)
     if in_place:
         x = arrays.in_place(tensor, "tensor", "array = irecv(...).result()")
@@ -230,7 +231,6 @@ def prepare_receive(
 
 
 def check_tag(tag: int) -> None:
-    """Raise ValueError for a tag that does not fit the wire, TypeError for a value that is not a
-    number."""
+    """Raise ValueError for a tag out of range, TypeError for a value that is not an integer."""
     if not 0 <= (tag if type(tag) is int else to_whole_number(tag, "tag")) <= MAX_TAG:
         raise ValueError(f"tag is {tag}; expected 0 to {MAX_TAG}")

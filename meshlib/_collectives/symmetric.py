@@ -1,4 +1,4 @@
-"""``empty``: arrays in memory that all members of a group share."""
+"""``empty``: arrays in symmetric memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_DIMS = 64
 
 
 class SymmetricMemory(GroupOfRanks):
-    """Symmetric memory: the same array at the same place on every member."""
+    """Symmetric memory: arrays that all members of a group on one host can access."""
 
     def empty(
         self,
@@ -34,22 +34,22 @@ class SymmetricMemory(GroupOfRanks):
         timeout: Timeout | None = None,
         device: str = "cpu",
     ) -> Any:
-        """Return a NumPy array for which this group's collectives need no copy to be staged.
+        """Return an uninitialized NumPy array on which this group's collectives need no copies.
 
-        Every member calls, with the same shape and dtype, and gets an array of its own; the
-        contents are undefined. Where members share a host, all can reach all of these arrays, and a
-        collective on them, or on the same contiguous part of them, works in place. Elsewhere they
-        are ordinary arrays. Any use of an array is allowed; others' collectives see nothing of it
-        until this member calls one as well.
+        Every member calls, with the same shape and dtype, and gets its own array. Members on one
+        host can access each other's arrays, so a collective on these arrays, or on the same
+        contiguous part of each, works in place. Between hosts they are ordinary arrays. A member
+        may use its array freely; other members read it only in a collective that this member calls.
 
-        With ``device="cuda"`` (the current GPU; ``"cuda:1"``, another one) it is a CuPy array. Over
-        ``cuda_ipc`` the members exchange its handles here, once, and never again; with other
-        backends it is an ordinary array. Its memory stays with the process, for later arrays.
+        With ``device="cuda"`` (the current GPU) or ``"cuda:1"`` (a certain one) the result is a
+        CuPy array. With the backend ``cuda_ipc`` the members exchange the memory handles in this
+        call, and collectives need not; with other backends the array is an ordinary one. The
+        process keeps the memory for later arrays.
 
-        The memory is used again when the array and its views are gone on all members. Returns None
+        The memory is reused when the array and its views are deleted on all members. Returns None
         on a rank outside the group. ``timeout`` (seconds or "30s") is the call's deadline. Raises
-        ValueError, on all members, when they ask for different arrays; the group stays usable. A
-        ``shape``, ``dtype`` or ``device`` that is none is a ValueError or TypeError.
+        ValueError on all members if their arguments differ; the group stays usable. An invalid
+        ``shape``, ``dtype`` or ``device`` raises ValueError or TypeError.
         """
         call_queue = self._call_queue
         rank = call_queue.rank
@@ -73,7 +73,7 @@ class SymmetricMemory(GroupOfRanks):
         if result is None:
             return self._on_gpu(place, dims, wanted, timeout)
         rows = "".join(f"\n  rank {r}: {a}" for r, a in zip(call_queue.ranks, result, strict=True))
-        raise ValueError(f"the members of {call_queue} ask for different symmetric arrays:{rows}")
+        raise ValueError(f"the members of {call_queue} request different symmetric arrays:{rows}")
 
     def _on_gpu(
         self,
@@ -88,7 +88,7 @@ class SymmetricMemory(GroupOfRanks):
         def run(communicator: Communicator[Any], call: Call) -> Any:
             if isinstance(communicator, DeviceCommunicator):
                 memory = communicator.allocate_on(call, driver, number, nbytes)
-            else:  # a third party's
+            else:  # a third-party communicator
                 memory = driver.allocate(nbytes, number)
             return driver.array(memory.pointer, dims, dtype, number, memory)
 
@@ -97,7 +97,7 @@ class SymmetricMemory(GroupOfRanks):
 
 
 class _ArrayDevice:
-    """The place of an array: the CPU, or the GPU ``number`` of ``driver``."""
+    """The device of an array: the CPU, or the GPU ``number`` of ``driver``."""
 
     def __init__(self, device: str) -> None:
         kind, colon, text = str(device).partition(":")
@@ -115,7 +115,7 @@ class _ArrayDevice:
 def _check(
     shape: int | Sequence[int], dtype: npt.DTypeLike, device: str
 ) -> tuple[tuple[int, ...], np.dtype[Any], int, _ArrayDevice]:
-    """Return the lengths, the dtype, its code and the place of an array."""
+    """Return the shape, the dtype, its code and the device of an array."""
     wanted = np.dtype(dtype)
     return _check_shape(shape), wanted, dtype_code(wanted), _ArrayDevice(device)
 

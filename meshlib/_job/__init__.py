@@ -1,1 +1,1 @@
-"""The World of a rank: its beginning, its contents and its end."""
+"""The World of a rank: how it begins, what it contains, and how it ends."""

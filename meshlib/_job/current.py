@@ -1,4 +1,4 @@
-"""The current World: the calling thread's own, else the process's."""
+"""The current World: that of the calling thread, otherwise that of the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Group = Collectives | None
 
 
 def keep_gradients_by(make: Callable[[], Any]) -> None:
-    """Have the workers of this process keep the gradients of remote calls in ``make()``."""
+    """Make the workers of this process store the gradients of remote calls in ``make()``."""
     Current.gradients = (make,)
 
 
@@ -26,14 +26,14 @@ def gradients_kept_by() -> Callable[[], Any] | None:
 
 
 def find_world() -> World | None:
-    """Return this thread's World, else (unless it is a rank itself) the process's, else None."""
+    """Return this thread's World, else (unless the thread is a rank) the process's, or None."""
     if not Current.in_threads:
         return Current.process
     return current.thread or (Current.process if thread_rank() is None else None)
 
 
 def current_world() -> World:
-    """Return the World; raise ValueError when there is none."""
+    """Return the World. Raises ValueError if there is none."""
     world = find_world()
     if world is None:
         raise ValueError(
@@ -43,27 +43,27 @@ def current_world() -> World:
 
 
 def world_of(group: ProcessGroup) -> World:
-    """Return the World that has made ``group``."""
+    """Return the World that created ``group``."""
     context = call_queue_of(group).context
     assert isinstance(context, World)
     return context
 
 
 def derived_group(group: ProcessGroup, purpose: str, desc: str = "") -> ProcessGroup:
-    """Return the group of the same ranks for calls of ``purpose``, counted apart.
+    """Return the group of the same ranks for calls of ``purpose``, which have a separate order.
 
-    For calls that come in an order of their own. There is one for each purpose, with the backends
-    and the deadline of ``group``; it is closed and aborted with ``group``, and its failures are its
-    own. Making it costs no message. ``desc`` is its name in messages. Raises ValueError after
-    ``group`` was destroyed, and on a rank that is not a member.
+    There is one derived group for each purpose, with the backends and the deadline of ``group``. It
+    is closed and aborted with ``group``, but fails separately. Its creation sends no message.
+    ``desc`` is its name in messages. Raises ValueError after ``group`` was destroyed, and on a rank
+    that is not a member.
     """
     return world_of(group).registry.derived_group(group, purpose, desc)
 
 
 def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no world) the current one, of this thread or of the process.
+    """Make ``world`` (None: no World) the current one of this thread or of the process.
 
-    In a thread that is a rank of ``run_ranks`` it is always the thread's.
+    In a thread that is a rank of ``run_ranks``, it is always that of the thread.
     """
     mine = thread_rank()
     if mine is not None:
@@ -91,9 +91,9 @@ def resolve_group(group: Group) -> Collectives:
 
 
 def resolve_process_group(group: Group) -> ProcessGroup:
-    """Return the process group of ``group``: of a mesh, that over all its dims.
+    """Return the process group of ``group``; for a mesh, the group of all its dims.
 
-    Raises TypeError as ``resolve_group``.
+    Raises TypeError like ``resolve_group``.
     """
     found = resolve_group(group).process_group
     assert isinstance(found, ProcessGroup)

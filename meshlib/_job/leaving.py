@@ -1,10 +1,9 @@
 """The end of a job: ranks that leave in good order compare the calls that they have made.
 
-The next frame between two members reveals every earlier difference. After the last call no frame
-follows, so a mismatch in the last calls is found here. A leaving rank publishes the end of its
-chain of calls on each group: a number, and the hash that calls carry (``CallHeader.history``). It
-compares with the ranks that left before. Its last calls stay in the store, for the table that the
-remaining ranks raise.
+During the job, the next frame between two members reveals an earlier mismatch. No frame follows the
+last call, so this module checks the last calls. For each group, a leaving rank publishes the number
+of its last call and the hash of all its calls (``CallHeader.history``), and compares both with the
+ranks that left before. Its last calls stay in the store for the remaining ranks' error messages.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from transport._errors import (
 from transport._store.base import Store
 
 PARTING_SECONDS = 5.0
-"""The store's time to answer when a rank leaves."""
+"""The time that the store has to answer a leaving rank."""
 
 
 def chains(groups: Iterable[GroupState], joined: Iterable[str]) -> dict[str, Chain | None]:
-    """Return the ends of the chains of calls on the groups ``joined``."""
-    whole = {
+    """Return the number of the last call and the hash of all calls for each group in ``joined``."""
+    complete = {
         group.members.id: (group.order.sequence, group.order.history)
         for group in groups
         if group.error is None
     }
-    return {group_id: whole.get(group_id) for group_id in sorted(joined)}
+    return {group_id: complete.get(group_id) for group_id in sorted(joined)}
 
 
 def announce_departure(
     store: Store, rank: int, found: Chains, groups: Iterable[GroupState], records: FlightRecorder
 ) -> bool:
-    """Tell the others that ``rank`` leaves after the calls ``found``; False without the store."""
+    """Announce that ``rank`` leaves after the calls ``found``; return False if the store fails."""
     mine = {
         group.members.id: group.order.sequence
         for group in groups
@@ -59,9 +58,9 @@ def announce_departure(
 
 
 def count_out(store: Store, size: int, lost: int, linger: float) -> None:
-    """Count this rank, of ``size``, as gone; ``lost`` ranks are gone already.
+    """Count this rank as gone. ``lost`` of the ``size`` ranks are already gone.
 
-    The rank that serves the store waits for all to be gone, at most ``linger`` seconds.
+    The rank that serves the store waits up to ``linger`` seconds for all ranks to be gone.
     """
     with suppress(DistStoreError):
         store = store.with_grace(PARTING_SECONDS)
@@ -79,11 +78,11 @@ def find_mismatch(
     records: FlightRecorder,
     reported: Collection[str] = (),
 ) -> DistError | None:
-    """Return the error of the first group whose members have left after different calls.
+    """Return the error of the first group whose members left after different calls, or None.
 
     ``left`` has the calls of the ranks that left before this one. ``reported`` has the messages of
-    errors that were raised already: one mismatch may have broken several groups. If one rank made
-    more calls than another, the calls that both made are compared.
+    errors that were already raised: one mismatch may have broken several groups. If one rank made
+    more calls than another, only the calls of both are compared.
     """
     for group in groups:
         failure = group.await_failure(0)
@@ -114,8 +113,8 @@ def find_mismatch(
         record = calls.get(theirs[0])
         if record is None:
             return CollectiveMismatchError(
-                f"the members of {members} made different calls up to #{theirs[0]}, of which"
-                f" there is no record any more: {why}"
+                f"the members of {members} made different calls up to #{theirs[0]}, whose"
+                f" records no longer exist: {why}"
             )
         error = HeaderMismatchError(why, place, record.header, None)
         return Reporter(group, store).explain(record, error)
@@ -128,7 +127,7 @@ def _collectives(records: FlightRecorder, group_id: str) -> dict[int, Record]:
 
 
 def _differ(mine: Chain, theirs: Chain, calls: Mapping[int, Record]) -> bool:
-    """True if the calls differ up to the last one of the rank that left earlier."""
+    """True if the calls differ up to the last call of the rank that left earlier."""
     if mine[0] == theirs[0]:
         return mine[1] != theirs[1]
     after = calls.get(theirs[0] + 1)

@@ -1,4 +1,4 @@
-"""``FailureListener``: handles the job's log entries about other ranks."""
+"""``FailureListener``: handles the entries of the job's log."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from transport._store.base import Store
 
 
 class FailureListener:
-    """Listens for the rank of ``membership``, whose groups are in ``registry``.
+    """The listener of the rank of ``membership``, whose groups are in ``registry``.
 
-    The watcher calls ``on_event`` and ``on_store_lost``, any thread the other methods.
-    ``as_launched``: the ranks have the numbers that the launcher gave them.
+    The watcher calls ``on_event`` and ``on_store_lost``; any thread may call the other methods.
+    ``as_launched``: the ranks have the numbers that the launcher assigned.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FailureListener:
         as_launched: bool,
     ) -> None:
         self.server: int | None = None
-        """The rank that serves the store, if one does."""
+        """The rank that serves the store, if a rank does."""
         self.lost: threading.Event = threading.Event()
         """Set when a rank was lost."""
         self.left: threading.Event = threading.Event()
@@ -70,7 +70,7 @@ class FailureListener:
         self._as_launched = as_launched
         self._lock = threading.Lock()
         self._users_stores: tuple[Store, ...] = ()
-        # Each with the ranks whose ends were reported to it.
+        # Each listener with the ranks whose ends were reported to it.
         self._exit_listeners: tuple[tuple[Callable[[int, str], None], set[int]], ...] = ()
 
     # ------------------------------------------------------------------ events
@@ -99,7 +99,7 @@ class FailureListener:
             case Agreed(name, text):
                 self._membership.note_agreed(name, text)
                 if self._membership.is_left_out(name, text):
-                    self._registry.end_all(f"rank {self._rank} was left out of {name} of the job")
+                    self._registry.end_all(f"rank {self._rank} was excluded from {name} of the job")
             case Ready(rank):
                 self._membership.note_waiting(rank)
             case Watched() | StackRequest():
@@ -110,7 +110,7 @@ class FailureListener:
                 pass
 
     def on_store_lost(self, error: DistError | None) -> None:
-        """Lose the rank that served the store, unless it has left in good order."""
+        """Treat the rank that served the store as lost, unless it left in good order."""
         self.left.set()
         server = self.server
         if server not in (None, self._rank) and server not in self._membership.left:
@@ -119,7 +119,7 @@ class FailureListener:
 
     def _lose(self, rank: int, how: str) -> None:
         error = RankFailedError(f"rank {rank} {how}", rank)
-        # Before the groups: a group that is made meanwhile looks at the membership.
+        # Before the groups, because a group that is created meanwhile checks the membership.
         self._membership.note_lost(rank, error)
         self._registry.lose(rank, error)
         self._stopping.settle()
@@ -143,16 +143,16 @@ class FailureListener:
     # ------------------------------------------------------------------ subscribers
 
     def add_store(self, store: Store) -> None:
-        """Have waits on ``store``, the user's own, end when a rank of this job is lost."""
+        """End waits on ``store``, the user's own, when a rank of this job is lost."""
         with self._lock:
             self._users_stores = (*self._users_stores, store)
         lost = next(iter(self._membership.lost.values()), None)
         store.end_waits(lost, self)
 
     def on_exit(self, callback: Callable[[int, str], None]) -> None:
-        """Call ``callback(rank, how)`` for each other rank that is gone, lost or in good order.
+        """Call ``callback(rank, how)`` for each other rank that is lost or has left.
 
-        At once for the ranks that are known to be gone, later from the watcher's thread. ``how``
+        Ranks that are already gone are reported now, later ones from the watcher's thread. ``how``
         completes "rank 1 …".
         """
         with self._lock:
@@ -160,7 +160,7 @@ class FailureListener:
         self._notify_exits(self.exits())
 
     def exits(self) -> dict[int, str]:
-        """Return how the other ranks ended that are known to be gone: "rank 1 …"."""
+        """Return how each other rank that is gone has ended; the texts complete "rank 1 …"."""
         exits = dict.fromkeys(self._membership.left, "has left the job")
         for rank, error in self._membership.lost.items():
             exits.setdefault(rank, str(error).removeprefix(f"rank {rank} "))
@@ -178,10 +178,10 @@ class FailureListener:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Release the user's stores: the job has ended here."""
+        """Release the user's stores at the end of the job."""
         for store in self._users_stores:
             store.end_waits(None, self)
 
     def end_in_a_fork(self) -> None:
-        """Be usable in a fork of this rank's process."""
-        self._lock = threading.Lock()  # a thread that did not come along may have held it
+        """Make this usable in a fork of the rank's process."""
+        self._lock = threading.Lock()  # a thread that the fork lacks may have held it

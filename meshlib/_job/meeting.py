@@ -1,4 +1,4 @@
-"""The beginning of a job: every rank says where it runs, and waits until all have arrived."""
+"""The beginning of a job: every rank publishes its place, and waits until all have arrived."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transport._store.base import Store
 from transport._waiting.deadline import Deadline
 
 _ALL_HERE = "all-here"
-"""The key that ends the meeting: ``1``, ``lost``, or why the ranks wait in vain."""
+"""The key that ends the wait: ``1``, ``lost``, or the reason why the ranks cannot meet."""
 LOST = "lost"
 _SERVER = "served-by"
 _NOBODY = b"none"
@@ -24,11 +24,11 @@ _SIZE = "size"
 
 
 def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bool) -> bool:
-    """Return True when all ``size`` ranks are here, False when one of them was lost before.
+    """Wait for all ``size`` ranks; return True when all have arrived, False if one was lost.
 
-    ``as_launched``: the ranks have the numbers that the launcher gave them. Raises
-    ``DistStoreError`` with the missing ranks at the deadline, and at once with both sizes when two
-    ranks were given different ones.
+    ``as_launched``: the ranks have the numbers that the launcher assigned. Raises
+    ``DistStoreError`` with the missing ranks at the deadline, and immediately if two ranks have
+    different sizes.
     """
     if store.serves:
         store.post(_SERVER, str(rank))
@@ -49,9 +49,9 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
         missing = [r for r in range(size) if not store.check([_place_key(r)])]
         text = (
             f"rank {rank} waited {deadline.seconds:g} s for {size} ranks at "
-            f"{store.describe()}: [{first_of(missing)}] have not come"
+            f"{store.describe()}: [{first_of(missing)}] have not arrived"
         )
-        # The others would wait in vain for this rank, and it may serve their store.
+        # Otherwise the other ranks would wait for this rank, which may serve their store.
         call_off(store, text)
         raise DistStoreError(text) from error
     if answer not in (b"1", LOST.encode()):
@@ -60,12 +60,12 @@ def meet(store: Store, rank: int, size: int, deadline: Deadline, as_launched: bo
 
 
 def call_off(store: Store, why: str = LOST) -> None:
-    """End the wait for all ranks to arrive, on the ranks that wait now or later."""
+    """End the wait for the arrival of all ranks, also for ranks that wait later."""
     store.compare_set(_ALL_HERE, "", why)
 
 
 def join(store: Store, rank: int) -> None:
-    """Join a job that has begun without ``rank`` and does not wait for it."""
+    """Register ``rank`` in a job that has begun without it and does not wait for it."""
     store.multi_set([_place_key(rank), status_key(rank)], [this_place().encode(), b""])
 
 

@@ -1,10 +1,10 @@
 """``JobMembership``: the members of the job, and this rank's place among them.
 
-A rank's *identity* is its global rank: given once, to one process, and never to another one. Its
-*place* is its index among the members of the present *epoch*. An epoch begins with the job, and
-whenever the members have agreed (``meshlib._job.continuing.agreement``) on other members: some are
-lost, some have arrived. Groups, meshes and messages name identities, so that a statement about a
-rank stays true. A replacement has an identity of its own.
+A rank's *identity* is its global rank; it is assigned to one process and never reused. Its *place*
+is its index among the members of the present *epoch*. The first epoch begins with the job, a new
+one whenever the members agree (``meshlib._job.continuing.agreement``) on new members. Groups,
+meshes and messages use identities, which stay valid in later epochs. A replacement rank gets a new
+identity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transport._waiting.interrupts import Condition
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """``members`` are the identities of its ranks, by place; ``number`` counts from 0."""
+    """An epoch: its ``number``, from 0, and the identities of its ``members``, by place."""
 
     number: int
     members: Sequence[int]
@@ -32,11 +32,11 @@ class Epoch:
 
 
 class JobMembership:
-    """The members of the job, as far as ``rank`` knows. Any thread may ask.
+    """The members of the job, as known to ``rank``. Thread-safe.
 
     ``size`` ranks, with the identities 0 to ``size`` - 1, begin the job together. ``joining``:
-    ``rank`` comes later. Until it gets a place it is the only member of an epoch of its own.
-    ``alone``: the others have a place, and are gone from the start.
+    ``rank`` arrives later. Until it gets a place, it is the only member of a separate epoch.
+    ``alone``: the other ranks have places, but count as gone from the start.
     """
 
     def __init__(self, rank: int, size: int, *, joining: bool = False, alone: bool = False) -> None:
@@ -52,7 +52,7 @@ class JobMembership:
         self.left: frozenset[int] = frozenset(set(range(size)) - {rank} if alone else ())
         """The ranks that have left in good order."""
         self.departures: tuple[Departures, ...] = ()
-        """The events of their leaving, with the ends of their chains of calls."""
+        """The events of ranks that left, with the last calls of each."""
         self._waiting: dict[int, None] = {}
         self._agreed: dict[str, str] = {}
         self._epochs: dict[int, tuple[int, ...]] = {}
@@ -61,7 +61,7 @@ class JobMembership:
 
     @property
     def place(self) -> int:
-        """This rank's place in the present epoch, -1 if it has none."""
+        """This rank's place in the present epoch, or -1 if it has none."""
         members = self.epoch.members
         return members.index(self.rank) if self.rank in members else -1
 
@@ -69,7 +69,7 @@ class JobMembership:
     def whole(self) -> Sequence[int]:
         """The ranks of a mesh over the whole job: a range if they are all ranks from 0 on.
 
-        For a rank that has arrived later, they are the ranks that began the job.
+        On a rank that arrived later: the ranks that began the job.
         """
         members = self.epoch.members
         if self.joining or isinstance(members, range):
@@ -91,17 +91,17 @@ class JobMembership:
             return tuple(rank for rank in self._waiting if rank not in gone)
 
     def failure_of(self, ranks: Collection[int]) -> DistError | None:
-        """Return the error of the first lost rank of ``ranks``."""
+        """Return the error of the first lost rank in ``ranks``, or None."""
         with self._changed:
             return next((error for rank, error in self._lost.items() if rank in ranks), None)
 
     def agreed(self, name: str) -> str | None:
-        """Return the result of the agreement ``name``, None if there is none yet."""
+        """Return the result of the agreement ``name``, or None if there is none yet."""
         with self._changed:
             return self._agreed.get(name)
 
     def is_left_out(self, name: str, text: str) -> bool:
-        """True if the agreement ``name`` makes an epoch after the present one without this rank."""
+        """True if the agreement ``name`` begins a later epoch without this rank."""
         number = epoch_number(name)
         if number is None or number <= self.epoch.number or self.joining:
             return False
@@ -109,14 +109,14 @@ class JobMembership:
 
     @property
     def latest(self) -> int:
-        """The number of the last epoch that was agreed on, with this rank or without."""
+        """The number of the last agreed epoch, with or without this rank."""
         with self._changed:
             return max(self._epochs, default=0)
 
     def call(self) -> tuple[int, str] | None:
-        """Return the number and the text of the last agreement on an epoch.
+        """Return the number and the text of the last agreement on an epoch, or None.
 
-        None unless it is after the present epoch and has this rank as a member.
+        None unless that epoch is later than the present one and includes this rank.
         """
         with self._changed:
             number = max(self._epochs, default=0)
@@ -126,12 +126,12 @@ class JobMembership:
 
     @property
     def all_gone(self) -> bool:
-        """True if all members of the last epoch that was agreed on are lost or have left."""
+        """True if all members of the last agreed epoch are lost or have left."""
         return all(rank in self._lost or rank in self.left for rank in self._last_members())
 
     @property
     def all_lost(self) -> bool:
-        """True if all of those members are lost."""
+        """True if all members of the last agreed epoch are lost."""
         return all(rank in self._lost for rank in self._last_members())
 
     def _last_members(self) -> Sequence[int]:
@@ -140,37 +140,37 @@ class JobMembership:
             return self._epochs.get(number, range(self.launched))
 
     def wait_for_change(self, due: Callable[[], object], timeout: float) -> bool:
-        """Return whether ``due()`` is true, waiting for that up to ``timeout`` seconds.
+        """Wait up to ``timeout`` seconds until ``due()`` is true; return whether it is.
 
-        ``due`` is called again whenever something was noted here.
+        ``due`` is called again after each change of this object.
         """
         with self._changed:
             return bool(self._changed.wait_for(due, timeout))
 
-    # ------------------------------------------------------------------ news
+    # ------------------------------------------------------------------ changes
 
     def note_lost(self, rank: int, error: DistError) -> None:
-        """Note that ``rank`` is gone: ``error`` says how. The first error stays."""
+        """Record that ``rank`` is lost by ``error``. The first error stays."""
         with self._changed:
             self._lost.setdefault(rank, error)
             self._changed.notify_all()
 
     def note_departures(self, departures: Departures) -> None:
-        """Note that ranks have left in good order."""
+        """Record that ranks have left in good order."""
         with self._changed:
             self.departures = (*self.departures, departures)
             self.left |= departures.ranks
             self._changed.notify_all()
 
     def note_waiting(self, rank: int) -> None:
-        """Note that ``rank`` waits for a place."""
+        """Record that ``rank`` waits for a place."""
         with self._changed:
             self._waiting[rank] = None
             self.known = max(self.known, rank + 1)
             self._changed.notify_all()
 
     def note_agreed(self, name: str, text: str) -> None:
-        """Note the result of an agreement."""
+        """Record the result of an agreement."""
         number = epoch_number(name)
         with self._changed:
             if number is not None and text != "null":
@@ -179,7 +179,7 @@ class JobMembership:
             self._changed.notify_all()
 
     def begin(self, epoch: Epoch, *, joining: bool = False) -> None:
-        """Make ``epoch`` the present one; ``joining``: this rank alone, without a place."""
+        """Make ``epoch`` the present one. With ``joining``, this rank is alone, without a place."""
         with self._changed:
             self.epoch = epoch
             self.joining = joining
@@ -189,23 +189,23 @@ class JobMembership:
             self._changed.notify_all()
 
     def end_in_a_fork(self) -> None:
-        """Be usable in a fork of this rank's process."""
-        self._changed = Condition()  # threads that did not come along may have held it
+        """Make this usable in a fork of the rank's process."""
+        self._changed = Condition()  # threads that the fork lacks may have held it
 
 
 _EPOCH = "epoch/"
 
 
 def epoch_name(number: int) -> str:
-    """Return the name of the agreement that makes the epoch ``number``."""
+    """Return the name of the agreement on the epoch ``number``."""
     return f"{_EPOCH}{number}"
 
 
 def epoch_number(name: str) -> int | None:
-    """Return the number of the epoch that the agreement ``name`` makes, None for other ones."""
+    """Return the number of the epoch of the agreement ``name``, or None for other agreements."""
     return int(name.removeprefix(_EPOCH)) if name.startswith(_EPOCH) else None
 
 
 def without(members: Sequence[int], excluded: Collection[int]) -> tuple[int, ...]:
-    """Return the ``members`` that are not ``excluded``, in their order."""
+    """Return the ``members`` that are not ``excluded``, in order."""
     return tuple(rank for rank in members if rank not in excluded)

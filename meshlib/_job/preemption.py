@@ -1,4 +1,4 @@
-"""``should_stop`` and ``request_stop``: before a job ends early, all ranks save together."""
+"""``should_stop`` and ``request_stop``: all ranks stop at the same step before a job ends early."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def should_stop(step: int) -> bool:
-    """Return whether to stop at ``step``: the same on all ranks, once one of them was told to end.
+    """Return whether to stop at ``step``, after any rank was asked to stop.
 
-    Every rank calls it once in each step of its loop, with the step's number, at least 0 and
-    growing. From the first call in the main thread until the end of the job, SIGTERM or SIGUSR1 to
-    any rank asks all ranks to stop. A program that handles that signal itself keeps its handler
-    (see ``request_stop``). All ranks then get True at the same step: the earliest that none
-    has passed. Later calls return True, too.
+    Every rank calls it once in each step of its loop, with increasing step numbers, at least 0.
+    From the first call in the main thread until the end of the job, SIGTERM or SIGUSR1 to any rank
+    asks all ranks to stop. A program that handles the signal itself keeps its handler (see
+    ``request_stop``). All ranks then get True at the same step, the earliest that no rank has
+    passed, and at all later steps.
 
-    Costs no message until a signal comes. Then it waits until every rank has said its step, which
-    needs no call there; ranks that are lost or have left are not waited for.
+    No message is sent until a signal arrives. Then the call waits for the current step of every
+    rank that is not lost or gone; the other ranks' watchers answer without a call there.
 
-    Raises TypeError and ValueError for a wrong step, ``DistStoreError`` if the job's store is lost
-    meanwhile, ``DistBackendError`` if a rank does not answer within the job's timeout.
+    Raises TypeError or ValueError for an invalid step, ``DistStoreError`` if the job's store is
+    lost meanwhile, ``DistBackendError`` if a rank does not answer within the job's timeout.
     """
     number = to_whole_number(step, "step")
     if number < 0:
@@ -42,10 +42,10 @@ def should_stop(step: int) -> bool:
 
 
 def request_stop(reason: str = "request_stop()") -> None:
-    """Have the next ``should_stop`` of this rank ask all ranks to stop.
+    """Make the next ``should_stop`` of this rank ask all ranks to stop.
 
-    For a program with a signal handler of its own, which may call this, and for other reasons to
-    stop: a time limit, a file. Thread-safe. Raises TypeError unless ``reason`` is a str.
+    For programs with their own signal handler, which may call this, and for other reasons to stop,
+    such as a time limit or a file. Thread-safe. Raises TypeError unless ``reason`` is a str.
     """
     if not isinstance(reason, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"reason must be a str, got {reason!r}")
@@ -60,10 +60,10 @@ def _world() -> World:
 
 
 class StopSignals:
-    """Handlers that pass ``SIGNALS`` on to ``agreement``, in the place of the default action only.
+    """Handlers that forward ``SIGNALS`` to ``agreement``; they replace only the default action.
 
-    Does nothing outside of the main thread. Handlers raise nothing and take no lock: they may run
-    in any frame of the library.
+    Does nothing outside the main thread. Handlers raise nothing and take no lock: they may run in
+    any frame of the library.
     """
 
     def __init__(self, agreement: StopAgreement) -> None:
@@ -76,7 +76,7 @@ class StopSignals:
                     self._installed.append(number)
 
     def restore(self) -> None:
-        """Put the default action back, unless the program has set a handler since."""
+        """Restore the default action, unless the program has set another handler meanwhile."""
         if _in_main_thread():
             for number in self._installed:
                 if signal.getsignal(number) == self._note:

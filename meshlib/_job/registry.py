@@ -1,4 +1,4 @@
-"""``GroupRegistry``: the groups that one rank has made, by their ids, and how they ended."""
+"""``GroupRegistry``: the groups of one rank, by their ids."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from transport._waiting.deadline import Timeout, to_seconds
 
 
 class GroupRegistry:
-    """Makes groups, gives them ids that all members agree on without a message, and keeps them.
+    """Creates and stores groups, with ids on which all members agree without a message.
 
     ``membership`` has the ranks of the job. ``backends`` and ``timeout`` (seconds) are the defaults
-    of groups. News of a group may come before this rank makes it: they are kept until then.
+    of groups. Failures and refusals of a group may arrive before this rank creates it; they are
+    stored until then.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class GroupRegistry:
         self._refusals: dict[str, list[Refused]] = {}
         self._left_behind: DistError | None = None
         self._interning = threading.Lock()
-        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # the last, and how many before
+        self._interned: dict[str, tuple[int, ProcessGroup]] = {}  # with the number of earlier ones
         self._made: dict[tuple[int, ...], int] = {}
         self._names: dict[str, int] = {}
         self._epoch = ""
@@ -62,12 +63,12 @@ class GroupRegistry:
     ) -> ProcessGroup:
         """Return the one group of ``ranks`` (in this order) with these options.
 
-        A retired group is followed by another one with an id of its own. A group retires when this
-        rank's program has seen its failure, or has destroyed it. Each member's program does so at
-        the same place, so members agree on the next group without a message.
+        A retired group is replaced by a new one with a new id. A group retires when this rank's
+        program gets its error or destroys it. Each member's program does so at the same place, so
+        the members agree on the next group without a message.
 
-        Costs no message: members find each other at the first call. Raises ValueError for ranks
-        that are not ranks, appear twice, or do not include this one.
+        No message is sent: members connect at the first call. Raises ValueError for ranks that do
+        not exist, appear twice, or do not include this one.
         """
         members = self.check_ranks(ranks)
         if self._context.rank not in members:
@@ -120,10 +121,10 @@ class GroupRegistry:
         sort: bool = True,
         compression: Compression | None = None,
     ) -> ProcessGroup:
-        """Return a new group of ``ranks`` (all by default), distinct from all others.
+        """Return a new group of ``ranks`` (by default all), distinct from all other groups.
 
-        Members make their groups of the same ranks in the same order. Nothing else is required. A
-        rank outside need not call; if it does, it gets a group of which it is not a member.
+        Members create their groups of the same ranks in the same order. A rank outside need not
+        call; if it does, it gets a group without itself.
         """
         members = self.check_ranks(self._membership.epoch.members if ranks is None else ranks)
         if sort:
@@ -139,9 +140,9 @@ class GroupRegistry:
     def agreed_group(
         self, name: str, members: Sequence[int], like: ProcessGroup, desc: str
     ) -> ProcessGroup:
-        """Return a new group of ``members``, which they settled in the agreement ``name``.
+        """Return a new group of ``members``, the result of the agreement ``name``.
 
-        Its backends and deadline are those of the group ``like``.
+        It has the backends and the deadline of ``like``.
         """
         ranks = tuple(members)
         group_id = _group_id("agreed", ranks, name)
@@ -155,15 +156,15 @@ class GroupRegistry:
         )
 
     def next_name(self, stem: str) -> str:
-        """Return ``stem`` with a number that rises with each call, alike on all ranks."""
+        """Return ``stem`` with the number of the call, which is equal on all ranks."""
         with self._lock:
             count = self._names[stem] = self._names.get(stem, 0) + 1
         return f"{stem}/{count}{self._epoch}"
 
     def begin_epoch(self, number: int, kept: Collection[str]) -> list[CallQueue]:
-        """Begin an epoch, which gives groups new ids, except those ``kept`` (their ids).
+        """Begin an epoch, in which all groups get new ids, except those with an id in ``kept``.
 
-        Drops the other groups and returns their queues, to be closed.
+        Removes the other groups and returns their queues; the caller closes them.
         """
         with self._interning:
             self._epoch = f" epoch {number}"
@@ -177,10 +178,10 @@ class GroupRegistry:
         return [call_queue_of(group) for group in ended]
 
     def quiet(self) -> dict[str, tuple[int, int, int]]:
-        """Return the state of the usable groups without a call under way, by id.
+        """Return the state of each usable group without an open call, by id.
 
-        The state is the number of the last collective, the hash of all, and the number of members.
-        Members that all have the same state of a group can go on with it.
+        The state is the number of the last collective, the hash of all collectives, and the number
+        of members. If all members have the same state of a group, they can continue to use it.
         """
         return {
             queue.members.id: (
@@ -195,7 +196,7 @@ class GroupRegistry:
     def check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ``ranks`` as a tuple; raise ValueError for duplicates and ranks out of range.
 
-        Raises TypeError unless ``ranks`` is a list of whole numbers.
+        Raises TypeError unless ``ranks`` is a list of integers.
         """
         if ranks is self._membership.epoch.members:
             return tuple(ranks)
@@ -212,7 +213,7 @@ class GroupRegistry:
         return members
 
     def all(self) -> list[ProcessGroup]:
-        """Return the groups that this rank has made, the default group first."""
+        """Return the groups of this rank, the default group first."""
         with self._lock:
             return list(self._groups.values())
 
@@ -221,7 +222,7 @@ class GroupRegistry:
         return [call_queue_of(group) for group in self.all()]
 
     def forget(self, group: ProcessGroup) -> None:
-        """Close ``group`` and drop it; the same ranks get a fresh one when next asked for."""
+        """Close and remove ``group``; the next group of the same ranks is a new one."""
         queue = call_queue_of(group)
         with self._lock:
             for one in queue.with_derived():
@@ -229,7 +230,7 @@ class GroupRegistry:
         queue.close()
 
     def get(self, group_id: str) -> CallQueue | None:
-        """Return the queue of the group with that id, None if this rank has made none."""
+        """Return the queue of the group with that id, or None if there is none on this rank."""
         with self._lock:
             group = self._groups.get(group_id)
         return None if group is None else call_queue_of(group)
@@ -239,34 +240,34 @@ class GroupRegistry:
         return [(queue.members, queue.state.order.sequence) for queue in self.queues()]
 
     def clear(self) -> None:
-        """Drop all groups, which are closed."""
+        """Remove all groups; they must be closed."""
         with self._lock:
             self._groups.clear()
 
-    # ------------------------------------------------------------------ news
+    # ------------------------------------------------------------------ events
 
     def fail(self, group_id: str, error: DistError) -> None:
-        """Break the group with that id, now or when it is made; the first error stays."""
+        """Break the group with that id, now or when it is created; the first error stays."""
         with self._lock:
             self._failures.setdefault(group_id, error)
         if (queue := self.get(group_id)) is not None:
             queue.failure.fail(error)
 
     def refuse(self, refusal: Refused) -> None:
-        """Tell a group, now or when it is made, that a member refused one of its calls."""
+        """Report a member's refusal of a call to its group, now or when the group is created."""
         with self._lock:
             self._refusals.setdefault(refusal.group, []).append(refusal)
         if (queue := self.get(refusal.group)) is not None:
             queue.failure.on_refusal(refusal)
 
     def lose(self, rank: int, error: DistError) -> None:
-        """Break the groups of the lost ``rank``, which ``membership`` has noted."""
+        """Break the groups of the lost ``rank``, after ``membership`` has recorded it."""
         for queue in self.queues():
             if rank in queue.ranks:
                 queue.failure.fail(error)
 
     def do_without(self, left: Departures) -> None:
-        """Tell the groups that ranks have left, as ``membership`` has noted."""
+        """Report departed ranks to the groups, after ``membership`` has recorded them."""
         for queue in self.queues():
             queue.failure.do_without(left)
 
@@ -276,22 +277,22 @@ class GroupRegistry:
             queue.failure.fail(DistBackendError(f"{queue} has ended: {why}"))
 
     def leave_behind(self, error: DistError) -> None:
-        """Have all groups raise ``error``, in a fork of this rank's process."""
-        # Threads that did not come along may have held the locks.
+        """Make all groups raise ``error``, in a fork of this rank's process."""
+        # Threads that the fork lacks may have held the locks.
         self._lock, self._interning = threading.Lock(), threading.Lock()
         self._left_behind = error
         for queue in self.queues():
             queue.state.end_in_a_fork(error)
 
     def _backends_for(self, backend: str | None) -> Mapping[str, str]:
-        """Return the backends of a group: in the job of a rank alone, always the fake one."""
+        """Return the backends of a group; in a job with the fake backend, always that one."""
         chosen = self._backends if backend is None else parse_backend(backend)
         if is_fake(self._backends):
             return self._backends
         if is_fake(chosen):
             raise ValueError(
-                f"backend {backend!r} is for a rank whose job has no other process; expected"
-                f" init_process_group(backend={FAKE!r}), and then all groups have it"
+                f"backend {backend!r} is for a job without other processes; expected"
+                f" init_process_group(backend={FAKE!r}), which sets it for all groups"
             )
         return chosen
 
@@ -321,7 +322,7 @@ class GroupRegistry:
         return group
 
     def _catch_up(self, queue: CallQueue) -> None:
-        """Pass on to a new group the failures, refusals and departures from before it."""
+        """Report earlier failures, refusals and departures to a new group."""
         group_id, failure = queue.members.id, queue.failure
         with self._lock:
             known = self._failures.get(group_id) or self._membership.failure_of(queue.ranks)
@@ -334,7 +335,7 @@ class GroupRegistry:
             failure.do_without(left)
 
 
-@lru_cache(maxsize=64)  # a thousand ranks that are threads ask for the same
+@lru_cache(maxsize=64)  # thread ranks compute the same ids
 def _group_id(kind: str, members: tuple[int, ...], rest: str) -> str:
     digest = hashlib.sha256(f"{members} {rest}".encode()).hexdigest()[:16]
     return f"{kind}-{digest}"

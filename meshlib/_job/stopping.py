@@ -1,8 +1,8 @@
-"""``StopAgreement``: all ranks stop at the same step, soon after one of them was asked to.
+"""``StopAgreement``: all ranks stop at the same step, soon after one rank requests it.
 
-Any rank may ask, by an event in the job's log. Each rank's watcher then answers with the earliest
-step at which its rank can stop. It answers at once, also while the rank computes or waits in a
-call. All ranks stop at the latest of these steps. Until somebody asks, a step costs no message.
+Any rank may request a stop by an event in the job's log. Each rank's watcher answers immediately
+with the earliest step at which its rank can stop, also while the rank computes or waits in a call.
+All ranks stop at the latest of these steps. Without a request, steps send no messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOGGER = logging.getLogger("meshlib")
 
 
 class StopAgreement:
-    """The part of the rank of ``membership``. ``timeout`` bounds its wait for the others, seconds.
+    """The agreement on the rank of ``membership``, which waits up to ``timeout`` seconds.
 
     The watcher calls ``on_event``, ``settle`` and ``on_store_lost``.
     """
@@ -40,7 +40,7 @@ class StopAgreement:
         self._store_error: DistError | None = None
 
     def request(self, why: str) -> None:
-        """Have the next ``should_stop`` of this rank request a stop of all ranks. Takes no lock."""
+        """Make the next ``should_stop`` of this rank request a stop of all ranks. Takes no lock."""
         self._why = self._why or why
 
     def should_stop(self, step: int) -> bool:
@@ -55,7 +55,7 @@ class StopAgreement:
         if requests:
             publish(self._store, StopRequest(self._membership.rank, self._why or ""))
         with self._changed:
-            # The others' watchers answer at once, whatever step their ranks have reached.
+            # The other ranks' watchers answer immediately, independent of their steps.
             self._changed.wait_for(self._is_over, self._timeout)
             if self._stop_at is None:
                 raise self._failure(step)
@@ -97,7 +97,7 @@ class StopAgreement:
             publish(self._store, CanStop(self._membership.rank, mine))
 
     def settle(self) -> None:
-        """Find the step, if all ranks have answered that are still in the job."""
+        """Determine the step if all ranks that are still in the job have answered."""
         with self._changed:
             if self._request is None or self._stop_at is not None or self._missing():
                 return
@@ -111,11 +111,11 @@ class StopAgreement:
         )
 
     def on_store_lost(self, error: DistError | None) -> None:
-        """End the wait for answers, which cannot arrive any more."""
+        """End the wait for answers, which can no longer arrive."""
         with self._changed:
             self._store_error = error or DistStoreError("it was closed")
             self._changed.notify_all()
 
     def end_in_a_fork(self) -> None:
-        """Be usable in a fork of this rank's process."""
+        """Make this usable in a fork of the rank's process."""
         self._changed = Condition()

@@ -14,13 +14,13 @@ from transport._store.base import Store
 
 @dataclass(slots=True)
 class ThreadRank:
-    """The settings of a thread that is a rank of ``run_ranks``, as a launcher gives a process.
+    """The settings of a thread that is a rank of ``run_ranks``, like a launcher's for a process.
 
-    ``store`` serves all its Worlds, one after the other. ``backend`` and ``timeout`` are
+    ``store`` serves all Worlds of the thread, one after the other. ``backend`` and ``timeout`` are
     the defaults of ``init_process_group``.
 
-    A ``provided`` World was made before the program began, which may make its own instead. The
-    programs run on ``jax_device`` if JAX's own device has too few threads for all ranks.
+    A ``provided`` World was created before the program began; the program may replace it. The
+    programs run on ``jax_device`` if JAX's default device has too few threads for all ranks.
     """
 
     store: Store
@@ -33,10 +33,10 @@ class ThreadRank:
     jax_device: Any = None
 
     def join(self, rank: int = -1, size: int = -1) -> tuple[Store, int, int]:
-        """Return the store of this rank's next World, its rank and the number of ranks.
+        """Return the store, the rank and the number of ranks of this thread's next World.
 
-        Rank and number are those given, unless they are -1. Raises ValueError for a rank that is
-        not below the number.
+        ``rank`` and ``size`` default to this thread's if they are -1. Raises ValueError unless the
+        rank is below the number of ranks.
         """
         rank, size = (self.rank if rank < 0 else rank), (self.size if size < 0 else size)
         if not 0 <= rank < size:
@@ -44,7 +44,7 @@ class ThreadRank:
         return next_job_part(self.store.clone(), rank), rank, size
 
     def end(self, how: str) -> None:
-        """Tell the ranks that wait for this rank's next World, now or later, that none comes."""
+        """End the other ranks' waits for this rank's next World, which will not be created."""
         store, rank, _ = self.join()
         call_off(store, f"rank {rank} {how}")
         store.close()
@@ -60,10 +60,10 @@ _current = _OfThread()
 
 
 def thread_rank() -> ThreadRank | None:
-    """Return the settings of the calling thread, if it is a rank of ``run_ranks``."""
+    """Return the settings of the calling thread if it is a rank of ``run_ranks``, or None."""
     return _current.rank
 
 
 def set_thread_rank(rank: ThreadRank | None) -> None:
-    """Make the calling thread a rank; None ends that."""
+    """Make the calling thread the rank ``rank``, or no rank if it is None."""
     Current.in_threads, _current.rank = True, rank

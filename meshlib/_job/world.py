@@ -1,8 +1,8 @@
-"""The World: all global state of a rank, in one place.
+"""The World: all global state of a rank.
 
-A process has one World; a thread may have one of its own, so that ranks can be threads. It is
-composed of the store, the members of the job (``membership``), the groups (``registry``), the
-flight recorder, the watcher of the job's log and the listener to its news.
+A process has one World. A thread may have its own World, so that ranks can be threads. A World has
+the store, the members of the job (``membership``), the groups (``registry``), the flight recorder,
+and the watcher of the job's log with its listener.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from transport._waiting.interrupts import sliced
 DEFAULT_TIMEOUT = 1800.0
 """The default deadline of calls in seconds, as in c10d."""
 
-LEAVE_SECONDS = 3.0  # for the news of ranks that left before this one
+LEAVE_SECONDS = 3.0  # for the events of ranks that left before this one
 LINGER_SECONDS = 10.0
-"""The time that the rank with the store waits for the other ranks to leave first."""
+"""The time that the rank that serves the store waits for the other ranks to leave first."""
 
 
 _IN_A_FORK = (
@@ -72,20 +72,20 @@ class RankService(Protocol):
 
     @property
     def workers(self) -> Sequence[Any]:
-        """The objects that stand for the ranks, by rank."""
+        """The workers, by rank."""
         ...
 
     def close(self) -> None:
-        """End it, at once. Idempotent."""
+        """End the service immediately. Idempotent."""
         ...
 
 
 class World:
-    """One rank's view of the job. ``init_process_group`` joins it, its counterpart closes it.
+    """One rank's view of the job, from ``init_process_group`` to ``destroy_process_group``.
 
-    Takes ``store`` over, which the ``size`` ranks share. ``backends`` and ``timeout`` (seconds) are
-    the defaults of groups. With ``joining``, the job has begun without this rank. With ``alone``,
-    the other ranks do not exist, and nothing waits for them.
+    The World closes ``store``, which the ``size`` ranks share. ``backends`` and ``timeout``
+    (seconds) are the defaults of groups. With ``joining``, the job has begun without this rank.
+    With ``alone``, the other ranks do not exist.
     """
 
     default_group: ProcessGroup
@@ -110,7 +110,7 @@ class World:
         self.backends: dict[str, str] = dict(backends)
         self.timeout = timeout
         self.cuda_device: int | None = None
-        """The GPU that this rank was bound to from the start, if it was."""
+        """The GPU to which ``device_id`` has bound this rank, if any."""
         self.log: RankLog = RankLog(rank)
         self.recorded_calls: int = capacity_from_environment()
         self.recorder: FlightRecorder = FlightRecorder(self.recorded_calls)
@@ -120,11 +120,11 @@ class World:
         self.thread_id: int = threading.get_ident()
         self.breakpoints: dict[tuple[str, int], int] = {}
         self.rpc: RankService | None = None
-        """The worker of remote calls, where there is one."""
+        """The service for remote calls, if there is one."""
         self.rpc_count = 0
         self.refusal: DistBackendError | None = None
         """The error of calls in a fork of this rank's process; None in that process itself."""
-        # Ranks that were started by a launcher may have numbers of their own.
+        # A program may assign ranks that differ from the launcher's.
         variables = {environment.RANK: str(rank), environment.WORLD_SIZE: str(size)}
         self._as_launched = variables.items() <= os.environ.items()
         self._pid = os.getpid()
@@ -141,8 +141,7 @@ class World:
         )
         self.stopping: StopAgreement = StopAgreement(store, self.membership, timeout)
         self.stopping_signals: object = None
-        """The handlers of the signals that ask all ranks to stop, once ``should_stop`` was called.
-        """
+        """The signal handlers of ``should_stop``, after its first call."""
         self.listener: FailureListener = FailureListener(
             store,
             self.membership,
@@ -158,10 +157,10 @@ class World:
         self._watcher = Watcher(store, rank, self.listener)
 
     def join(self) -> Self:
-        """Meet the other ranks, make the default group, and return this World.
+        """Wait for the other ranks, create the default group, and return this World.
 
-        Raises ``DistStoreError`` with the ranks that have not arrived in ``timeout`` seconds, and
-        ``RankFailedError`` for one that was lost before all had arrived; the World is then closed.
+        Raises ``DistStoreError`` with the ranks that do not arrive in ``timeout`` seconds, and
+        ``RankFailedError`` if a rank is lost before all have arrived; the World is then closed.
         """
         with ExitStack() as undo:
             undo.callback(self.store.close)
@@ -176,17 +175,17 @@ class World:
         return self
 
     def _meet(self, deadline: Deadline) -> None:
-        """Return when all ranks are here; else raise an error that names the missing ranks."""
+        """Wait until all ranks have arrived; otherwise raise an error with the missing ranks."""
         if self.membership.joining or self.alone:
             join(self.store, self.rank)
             return
         if meet(self.store, self.rank, self.size, deadline, self._as_launched):
             self.listener.server = server_of(self.store)
             return
-        # Another rank's watcher may have been faster than this one's.
+        # Another rank's watcher may have noticed the loss first.
         sliced(self.listener.lost.wait, REASON_SECONDS)
         lost = next(iter(self.membership.lost.values()), None)
-        raise lost or DistBackendError("a rank was lost before all had come")
+        raise lost or DistBackendError("a rank was lost before all ranks had arrived")
 
     @property
     def size(self) -> int:
@@ -196,18 +195,18 @@ class World:
     # ------------------------------------------------------------------ groups
 
     def groups(self) -> list[ProcessGroup]:
-        """Return the groups that this rank has made, the default group first."""
+        """Return the groups of this rank, the default group first."""
         return self.registry.all()
 
     def begin_epoch(
         self, epoch: Epoch, kept: Collection[str] = (), *, joining: bool = False
     ) -> None:
-        """Go on with the members of ``epoch``, this rank among them: they are the default group.
+        """Continue with the members of ``epoch``, including this rank, as the default group.
 
-        This breaks every group except those whose ids are ``kept``, on which all members must
-        agree. The same ranks then get another group.
+        This breaks every group except those whose ids are in ``kept``, on which all members must
+        agree. Later groups of the same ranks are new ones.
 
-        ``joining``: this rank is the only member, and has no place among the others.
+        ``joining``: this rank is the only member, without a place in the job.
         """
         ended = self.registry.begin_epoch(epoch.number, kept)
         self.membership.begin(epoch, joining=joining)
@@ -220,9 +219,9 @@ class World:
         self.default_group = self.registry.group_for(epoch.members, desc="default")
 
     def make_communicator(self, group: Members, device: str) -> Communicator:
-        """Make the communicator of ``group`` for arrays on ``device``.
+        """Create the communicator of ``group`` for arrays on ``device``.
 
-        Without a backend for that device they travel via the host and the CPU's backend.
+        Without a backend for that device, arrays are sent through the host by the CPU backend.
         """
         self._joined.add(group.id)
         name = group.backends.get(device, STAGED)
@@ -241,22 +240,22 @@ class World:
         return make_device_communicator(membership, name, group.backends.get("cpu"))
 
     def _find_places(self, ranks: Sequence[int]) -> tuple[Place, ...]:
-        """Return where ``ranks`` run."""
+        """Return the places (hosts) of ``ranks``."""
         if unknown := [rank for rank in ranks if rank not in self._places]:
             self._places |= zip(unknown, places_of(self.store, unknown), strict=True)
         return tuple(self._places[rank] for rank in ranks)
 
     def adopt_thread(self) -> None:
-        """Have the calling thread find this World, where ranks are threads."""
+        """Assign the calling thread to this World, if ranks are threads."""
         if (current.thread or Current.process) is not self:
             Current.in_threads, current.thread = True, self
 
     def note_failure(self, error: DistError) -> None:
-        """Write the flight record where the launcher said: a group broke with ``error``."""
+        """Write the flight record if requested, because ``error`` has broken a group."""
         self.flight_record.note_failure(str(error))
 
     def announce_exit(self, how: str) -> None:
-        """Tell the other ranks that this one will make no more calls; ``how`` says why."""
+        """Announce to the other ranks that this one makes no more calls; ``how`` is the reason."""
         self.flight_record.trouble = self.flight_record.trouble or how
         with suppress(DistStoreError):  # also in a fork
             publish(self.store, RankLost(self.rank, how))
@@ -264,7 +263,7 @@ class World:
     # ------------------------------------------------------------------ the end
 
     def _leave_behind(self) -> None:
-        """Refuse all calls from now on, unnoticed by the other ranks: this is a forked child."""
+        """Refuse all calls in a forked child, without an effect on the other ranks."""
         why = refusal(f"rank {self.rank} of the job", self._pid, _IN_A_FORK)
         self.refusal = DistBackendError(why)
         self.flight_record.end_in_a_fork()
@@ -274,16 +273,16 @@ class World:
         self.registry.leave_behind(self.refusal)
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Call ``closer()`` when this World closes, the last registered first."""
+        """Call ``closer()`` when this World closes; the last registered is called first."""
         self._closers.append(closer)
 
     def close(self, *, drain: float = DRAIN_SECONDS, linger: float = LINGER_SECONDS) -> None:
-        """End this rank's part in the job, in bounded time, and leave nothing behind.
+        """Leave the job in bounded time, and release everything.
 
-        Calls under way get ``drain`` seconds to end. The rank that serves the store stays
-        for the others for at most ``linger`` seconds. Does nothing in a fork of its process.
+        Open calls get ``drain`` seconds to end. The rank that serves the store waits up to
+        ``linger`` seconds for the other ranks. Does nothing in a fork of the process.
 
-        Raises ``CollectiveMismatchError`` at the end where ``meshlib._job.leaving`` finds one.
+        At the end, raises the ``CollectiveMismatchError`` that ``meshlib._job.leaving`` finds.
         """
         if self.refusal is not None:
             return
@@ -324,16 +323,16 @@ class World:
 
 
 class Current(threading.local):
-    """The one global state: the World of the process, and of each thread with its own."""
+    """The global state: the World of the process, and of each thread that has its own."""
 
     process: ClassVar[World | None] = None
     thread: World | None = None
     in_threads: ClassVar[bool] = False
-    """True if a thread ever was a rank or had a World of its own. Otherwise calls need not ask for
-    the thread's, which takes a tenth of the time of a small call.
+    """True if a thread was ever a rank or had its own World. Otherwise calls skip the slow lookup
+    of the thread's World.
     """
     gradients: ClassVar[tuple[Callable[[], Any], ...]] = ()
-    """Makes the keeper of gradients of remote calls, for the workers of all Worlds."""
+    """Creates the storage for gradients of remote calls, for the workers of all Worlds."""
 
 
 current: Current = Current()

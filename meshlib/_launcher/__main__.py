@@ -12,17 +12,17 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job that ``argv`` (default: the process's arguments) describes.
+    """Run the job described by ``argv`` (by default the process's arguments).
 
-    Returns the exit code for the shell: 0, the first failing rank's (128 + n for signal n), or
-    130 and 143 after Ctrl-C and SIGTERM. Call it from the main thread of a process of its own.
+    Returns the exit code for the shell: 0, that of the first failing rank (128 + n for signal n),
+    or 130 and 143 after Ctrl-C and SIGTERM. Call it from the main thread of a separate process.
     """
-    _open_what_is_closed()
+    _open_standard_streams()
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, _leave)
     try:
-        # Imported here, because a user may think better of it while they load.
+        # Imported here, so that Ctrl-C during the imports ends quietly.
         from meshlib._launcher.options.arguments import parse
 
         options = parse(argv)
@@ -39,16 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave(*_: object) -> None:
-    """End at once: nothing has been started, since the launch itself takes signals.
+    """Exit immediately: nothing has been started yet, because ``launch`` handles signals itself.
 
-    An exception is not enough: a module under import may replace or drop it.
+    An exception does not suffice: a module that is being imported may replace or suppress it.
     """
     os.write(_STDERR, b"meshrun: received SIGINT\n")
     os._exit(_INTERRUPTED)
 
 
-def _open_what_is_closed() -> None:
-    """Have 0, 1 and 2 lead nowhere where they are closed: a pipe of a rank must not become one."""
+def _open_standard_streams() -> None:
+    """Open closed standard descriptors on the null device, so that no pipe gets their numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The agent of one node: an event loop over its ranks, the terminal's signals and other nodes."""
+"""The agent of one node: an event loop for its ranks, the terminal's signals and other nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _print_note = partial(print_note, "meshrun")
 _DRAIN_SECONDS = 2.0
 _SAME_SIGNAL_SECONDS = 0.5
 _CLOCK_STEP = 0.1
-"""The most seconds by which a file's time may lag behind the clock."""
+"""The maximum lag of a file's time behind the clock, in seconds."""
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -70,12 +70,11 @@ class Agent:
         self._stopped_elsewhere = False
         self._replaced = 0
         self._leaving: list[Ending] = []
-        self._vacant: deque[tuple[int, str]] = (
-            deque()
-        )  # local ranks, each with the rank that it replaces
+        # Local ranks, each with a description of the rank that it replaces.
+        self._vacant: deque[tuple[int, str]] = deque()
 
     def run(self) -> int:
-        """Run the job to its end, whatever that is, and leave nothing behind."""
+        """Run the job to its end, and release everything."""
         for note in self._options.notes:
             self._note(note)
         try:
@@ -86,12 +85,12 @@ class Agent:
                     continue
                 if not verdict.again:
                     return self._finish(verdict)
-                self._try_again(verdict)
+                self._restart(verdict)
         finally:
             self._abandon()
 
     def _step(self) -> Verdict | None:
-        """Handle the coordinator's events or, when there are none, wait for something else."""
+        """Handle the coordinator's events; if there are none, wait for signals and ranks."""
         events = self._coordinator.poll()
         for event in events:
             match event:
@@ -109,7 +108,7 @@ class Agent:
             due = None if due is None else due - time.monotonic()
             for number in self._signals.wait(due):
                 self._handle(number)
-            self._look_at_ranks()
+            self._check_ranks()
         return None
 
     def _start(self, placement: NodePlacement) -> None:
@@ -139,14 +138,14 @@ class Agent:
             self._note("OMP_NUM_THREADS is 1 in each rank; set it to choose another number")
 
     def _add(self, ranks: range) -> None:
-        """Start ``ranks``, for which there are vacancies unless all are ended."""
+        """Start ``ranks`` in vacant places, unless the ranks are being ended."""
         for rank in ranks:
             if self._group is None or not self._vacant:
                 return
             local_rank, lost = self._vacant.popleft()
             self._group.add(rank, local_rank)
             if lost:
-                _print_note(f"{lost}; rank {rank} comes for it")
+                _print_note(f"{lost}; rank {rank} replaces it")
 
     def _handle(self, number: int) -> None:
         group = self._group
@@ -158,7 +157,7 @@ class Agent:
             if group is not None:
                 group.signal(signal.SIGSTOP, stop=False)
             os.kill(os.getpid(), signal.SIGSTOP)
-            if group is not None:  # here again after the shell's fg or bg
+            if group is not None:  # continued by the shell's fg or bg
                 group.signal(signal.SIGCONT, stop=False)
 
     def _interrupted(self, number: signal.Signals) -> None:
@@ -183,18 +182,18 @@ class Agent:
         first = signal.SIGINT if quick else signal.SIGTERM
         if not options.engine_signals:
             return Ending(lambda: group.running, 0.0, grace, first)
-        for worker in group.workers:  # by the engine, which sends it to every process there is
+        for worker in group.workers:  # the engine sends the signal to every process
             worker.note_external_signal()
         return Ending(lambda: group.running, 0.0, grace, None)
 
     def _ending_after(
         self, failure: RankExit | None, workers: Sequence[RankWorker], *, saves: bool = False
     ) -> Ending:
-        """End ``workers``, also later ones, because of a failure; ``saves``: of a signal."""
+        """End ``workers``, also later ones, because of a failure, or with ``saves`` of a signal."""
         grace = self._options.signal_grace if saves else self._options.failure_grace
         return Ending.after_failure(lambda: [w for w in workers if w.running], grace, failure)
 
-    def _look_at_ranks(self) -> None:
+    def _check_ranks(self) -> None:
         group = self._group
         if group is None:
             return
@@ -229,8 +228,9 @@ class Agent:
             self._coordinator.ended(exits, self._interrupt is not None, well)
 
     def _await_same_signal(self) -> None:
-        """Wait a moment for the signal by which an engine ended a rank: it is sent to this process
-        as well, and then the rank has not failed.
+        """Wait briefly for the signal by which an engine ended a rank.
+
+        If this process gets the same signal, the rank has not failed.
         """
         until = time.monotonic() + _SAME_SIGNAL_SECONDS
         while self._options.engine_signals and self._interrupt is None:
@@ -242,15 +242,15 @@ class Agent:
 
     def _rank_failed(self, group: WorkerGroup, worker: RankWorker, result: RankExit) -> None:
         self._coordinator.failed(result)
-        if self._go_on_without(group, worker, result):
+        if self._continues_without(group, worker, result):
             return
         if self._ending is None:
             self._ending = self._ending_after(result, group.workers)
         elif result.is_cause:
             self._ending.on_cause()
 
-    def _go_on_without(self, group: WorkerGroup, worker: RankWorker, result: RankExit) -> bool:
-        """Return whether the others go on, with another rank in the place of ``worker`` or not."""
+    def _continues_without(self, group: WorkerGroup, worker: RankWorker, result: RankExit) -> bool:
+        """Return whether the other ranks continue, with or without a replacement for ``worker``."""
         limit = self._options.replace
         if not self._options.continues or self._ending is not None or self._interrupt is not None:
             return False
@@ -258,14 +258,14 @@ class Agent:
         if not left and not self._vacant and self._coordinator.alone:
             return False
         lost = f"rank {result.rank} {result.loss.how}"
-        if worker.running:  # it has said why it fails, and may take long to end
+        if worker.running:  # it has reported its failure, but may take a long time to end
             self._leaving.append(self._ending_after(None, [worker]))
         if self._replaced < limit:
             self._replaced += 1
             self._vacant.append((worker.local_rank, lost))
             self._coordinator.want(1)
         else:
-            _print_note(f"{lost}; the others go on")
+            _print_note(f"{lost}; the other ranks continue")
         return True
 
     def _stop(self, reason: str, *, saves: bool) -> None:
@@ -275,34 +275,32 @@ class Agent:
             self._stopped_elsewhere = True
             self._ending = self._ending_after(None, self._group.workers, saves=saves)
 
-    def _try_again(self, verdict: Verdict) -> None:
+    def _restart(self, verdict: Verdict) -> None:
         cause = Report(verdict.exits, verdict.error).cause
         if cause is not None:
             reason = f"rank {cause.rank} on {cause.host}: {cause.what_happened()}"
         else:
             reason = verdict.error or "the ranks were ended"
-        _print_note(f"{reason}; all ranks are started again")
+        _print_note(f"{reason}; restarting all ranks")
         self._coordinator.join()
 
     def _finish(self, verdict: Verdict) -> int:
         report = Report(verdict.exits, verdict.error, self._attempts)
         cause = report.cause
         if cause is not None and cause.wrote_in_vain and reader_is_gone(STDOUT):
-            return 128 + signal.SIGPIPE  # | head has seen enough
+            return 128 + signal.SIGPIPE  # as in: meshrun ... | head
         if verdict.exits and all(item.code == os.EX_TEMPFAIL for item in verdict.exits):
             return self._report_resumable(verdict)
         if self._interrupt is not None and (cause is None or not cause.is_cause):
             return self._report_interrupt(self._interrupt, verdict)
         if self._options.quiet and self._coordinator.in_touch:
             return report.code
-        if report.code:  # the cause comes last
+        if report.code:  # print the cause last
             write_stderr(self._how_to_keep_records(verdict) + report.text() + self._where_to_look())
         else:
             write_stderr(report.text())
         if self._unwritten is not None and not report.code:
-            _print_note(
-                f"not all that the ranks have printed could be written: {self._unwritten.strerror}"
-            )
+            _print_note(f"not all output of the ranks could be written: {self._unwritten.strerror}")
             return 1
         return report.code
 
@@ -312,14 +310,14 @@ class Agent:
         return self._options.trace_dir or os.environ.get(environment.TRACE_DIR)
 
     def _how_to_keep_records(self, verdict: Verdict) -> str:
-        """Return a line with the flag for that, if there is none and records would tell more."""
+        """Return a line about the flag for flight records, if they would help and are not kept."""
         in_calls = any(item.error and item.error.is_of_calls for item in verdict.exits)
         return f"{HOW_TO_KEEP}\n" if in_calls and not self._records else ""
 
     def _where_to_look(self) -> str:
-        """Return a line with the command that explains this run's flight records, if it left any.
+        """Return a line with the command that explains this run's flight records, if there are any.
 
-        Records of other runs may be in the same place.
+        The folder may also have records of other runs.
         """
         given = self._records
         if not given:

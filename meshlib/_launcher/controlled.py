@@ -1,9 +1,9 @@
-"""A launcher that another process controls, by its standard input.
+"""A launcher that another process controls through its standard input.
 
-First comes a ``LaunchOrder``, with its length before it. Each byte after that is a signal's
-number, and acts as that signal to the launcher. The end of the input counts as SIGHUP, so the ranks
-end with the controlling process, also when that is killed, and across ssh. The order may hold
-secrets: other users see a command line, but not this.
+The input begins with a ``LaunchOrder``, preceded by its length. Each later byte is the number of a
+signal, which acts like that signal to the launcher. The end of the input counts as SIGHUP, so the
+ranks end with the controlling process, even if that process is killed, and across ssh. The order
+may contain secrets, because other users cannot see it, unlike a command line.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MODULE = "meshlib._launcher.controlled"
 
 @dataclass(frozen=True, slots=True)
 class LaunchOrder:
-    """What the launcher is to do: meshrun's ``arguments``, in ``directory``.
+    """An order to run meshrun with ``arguments`` in ``directory``.
 
-    ``variables`` are added to its environment. ``decided`` has options that hold whatever the
-    arguments say. ``quiet``: another launcher of the job prints warnings and the report.
+    ``variables`` are added to its environment. The options ``decided`` override the arguments.
+    ``quiet``: another launcher of the job prints warnings and the report.
     """
 
     arguments: Sequence[str]
@@ -42,38 +42,38 @@ class LaunchOrder:
 
 
 def command(python: str = sys.executable) -> list[str]:
-    """Return the command that starts a launcher which waits for its order."""
-    return [python, "-P", "-m", MODULE]  # -P: no module of the current directory is in the way
+    """Return the command that starts a launcher, which then waits for its order."""
+    return [python, "-P", "-m", MODULE]  # -P: ignore modules of the current directory
 
 
 def start(
     words: Sequence[str], order: LaunchOrder, stdout: int, stderr: int
 ) -> subprocess.Popen[bytes]:
-    """Start ``words``, a ``command`` or what leads to one, and give it its ``order``.
+    """Start ``words``, which run a ``command``, perhaps through ssh, and send it its ``order``.
 
-    ``stdout`` and ``stderr`` are descriptors, or ``subprocess.PIPE``. The process is in a session
-    of its own: Ctrl-C is passed on by ``send``. Raises OSError where it cannot be started.
+    ``stdout`` and ``stderr`` are descriptors, or ``subprocess.PIPE``. The process has its own
+    session, so Ctrl-C must be forwarded with ``send``. Raises OSError if it cannot be started.
     """
     process = subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, start_new_session=True
     )
     body = json.dumps(asdict(order)).encode()
     assert process.stdin is not None
-    close_in_forked_children(process.stdin)  # or the ranks would outlive this process with a fork
-    with contextlib.suppress(OSError):  # it has ended: its exit code says why
+    close_in_forked_children(process.stdin)  # or a fork would keep the ranks alive
+    with contextlib.suppress(OSError):  # it has ended; its exit code is reported later
         os.write(process.stdin.fileno(), LENGTH.pack(len(body)) + body)
     return process
 
 
 def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Have the launcher behind ``process`` act as on the signal ``number``."""
+    """Send the signal ``number`` to the launcher behind ``process``."""
     assert process.stdin is not None
     with contextlib.suppress(OSError, ValueError):
         os.write(process.stdin.fileno(), bytes([number]))
 
 
 def main() -> int:
-    """Be that launcher; return its exit code."""
+    """Run the controlled launcher; return its exit code."""
     control = _take_standard_input()
     order = _receive(control)
     if order is None:
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def _take_standard_input() -> int:
-    """Return another descriptor of the standard input; ranks find nothing to read there."""
+    """Move the standard input to another descriptor and return it, so that ranks cannot read it."""
     control = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -109,7 +109,7 @@ def _receive(control: int) -> LaunchOrder | None:
 
 
 def _read(descriptor: int, size: int) -> bytes:
-    """Read ``size`` bytes; empty when the input ends before."""
+    """Read ``size`` bytes; return no bytes if the input ends before."""
     data = b""
     while len(data) < size:
         piece = os.read(descriptor, size - len(data))

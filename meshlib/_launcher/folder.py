@@ -1,8 +1,8 @@
-"""The launcher's folder for temporary files: it goes with the launcher, whatever ends that.
+"""The launcher's folder for temporary files, which is removed however the launcher ends.
 
-A launcher holds a lock on its folder, and so does its guardian: the descriptor is inherited. The
-kernel releases the lock when both have ended. Where neither could remove the folder, because both
-were killed, the next launcher of the same user does.
+A launcher and its guardian hold a lock on the folder through an inherited descriptor. The kernel
+releases the lock when both have ended. If both were killed and could not remove the folder, the
+next launcher of the same user removes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 def make_folder(prefix: str) -> Path:
     """Return a new folder for temporary files, locked until this process and its forks have ended.
 
-    Raises OSError where it cannot be made.
+    Raises OSError if it cannot be created.
     """
     while True:
         path = tempfile.mkdtemp(prefix=prefix)
@@ -26,7 +26,7 @@ def make_folder(prefix: str) -> Path:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # another launcher has removed it before it was opened
-        with suppress(OSError):  # a file system without locks, where no launcher gets one
+        with suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.path.isdir(path):
             return Path(path)
@@ -34,7 +34,7 @@ def make_folder(prefix: str) -> Path:
 
 
 def remove_abandoned_folders(prefix: str) -> None:
-    """Remove the folders that launchers of this user have left that were killed."""
+    """Remove the folders of killed launchers of this user."""
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):  # another user's, or gone
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

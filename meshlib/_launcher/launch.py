@@ -1,4 +1,4 @@
-"""One launch on one node, from its options to its exit code. What it has made is gone then."""
+"""One launch on one node, from its options to its exit code; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 def launch(options: LaunchOptions, control: int | None = None) -> int:
-    """Run the job that ``options`` describe, and return the exit code for the shell.
+    """Run the job described by ``options``; return the exit code for the shell.
 
-    Call it from the main thread of a process of its own. A process that controls this one writes
-    to the descriptor ``control``; see ``SignalPipe``.
+    Call it from the main thread of a separate process. A controlling process writes to the
+    descriptor ``control``; see ``SignalPipe``.
     """
     for note in options.warnings:
         print_note("meshrun", note)
-    # From here on Ctrl-C is the agent's, who ends what was begun.
+    # From here on the agent handles Ctrl-C and ends what was started.
     with SignalPipe(control) as signals:
         try:
             return _launch(options, signals)
         except (DistError, OSError) as error:
-            print_note("meshrun", f"{error}{_mend(error, options)}")
+            print_note("meshrun", f"{error}{_advice(error, options)}")
             return 1
 
 
 def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(4).hex()}"
     with contextlib.ExitStack() as made:
-        # First of all, because the ranks wait for it: it imports what they need.
+        # Started first, because the ranks wait for its imports.
         server = start_server(options, run_id)
         if server is not None:
             made.callback(server.close)
-        # Meanwhile come what this process needs.
+        # Meanwhile this process imports what it needs.
         import shutil
 
         from meshlib._launcher.folder import make_folder, remove_abandoned_folders
@@ -51,7 +51,7 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
         from meshlib._monitor.jobs import FOLDERS
         from transport._platform import adopt_orphans
 
-        strangers = children(os.getpid())  # of a shell that became this process by exec
+        strangers = children(os.getpid())  # children of a shell that became this process by exec
         remove_abandoned_folders(FOLDERS)
         temporary = make_folder(FOLDERS)
         directory = temporary
@@ -59,7 +59,7 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
             directory = options.output.log_dir / run_id
             if options.trace_dir is None:
                 options = replace(options, trace_dir=directory / "trace")
-        # The guardian is forked while there is no thread.
+        # Forked before any thread exists.
         guardian = Guardian(run_id, str(temporary))
         made.callback(guardian.dismiss)
         made.callback(shutil.rmtree, temporary, ignore_errors=True)
@@ -80,26 +80,27 @@ def _launch(options: LaunchOptions, signals: SignalPipe) -> int:
             log = OwnLog(options, run_id)
         coordinator = Coordinator(options, run_id, log)
         made.callback(coordinator.close)
-        shown = _Shown(options, run_id, temporary, made)
+        listing = _JobListing(options, run_id, temporary, made)
         spare = {guardian.pid, *strangers}
         return Agent(
-            options, coordinator, signals, run_id, directory, spare, shown.begin, server
+            options, coordinator, signals, run_id, directory, spare, listing.begin, server
         ).run()
 
 
-def _mend(error: Exception, options: LaunchOptions) -> str:
+def _advice(error: Exception, options: LaunchOptions) -> str:
     from transport._net.sockets import is_in_use
 
     if not is_in_use(error):
         return ""
     if options.nodes.many:
-        return "; give all nodes another one with --master-port"
-    return "; choose another one with --master-port, or leave it out to have any that is free"
+        return "; set another port with --master-port on all nodes"
+    return "; choose another port with --master-port, or leave it out to use any free port"
 
 
-class _Shown:
-    """Lets ``meshlib top`` find the launch ``run_id``, by its ``folder``, which only this user may
-    enter; and serves its page, until ``made`` is closed.
+class _JobListing:
+    """Makes the launch ``run_id`` visible to ``meshlib top``, and serves its page.
+
+    ``meshlib top`` finds ``folder``, which only this user can read. Ends when ``made`` is closed.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class _Shown:
         self._has_page = False
 
     def begin(self, placement: NodePlacement) -> None:
-        """Show the ranks that are about to be started; the page is at the first node alone."""
+        """List the ranks that are about to be started; only the first node serves the page."""
         from meshlib._monitor.jobs import RunningJob, write
 
         program = self._options.program.target
@@ -130,7 +131,7 @@ class _Shown:
         address = self._options.monitor
         if address is None or placement.node != 0 or self._has_page:
             return
-        # HTTP is not for those who launch without it.
+        # Most launches need no HTTP.
         from meshlib._monitor.server import PageServer
         from meshlib._monitor.view import JobView
         from meshlib._monitor.watch import JobWatch
@@ -139,8 +140,8 @@ class _Shown:
             watch = JobWatch(job.connect(), JobView(Path(program).name, job.ranks))
             self._made.callback(watch.close)
             page = PageServer(watch, *address)
-        except (DistError, OSError) as error:  # a job is not to fail because nobody sees it
-            print_note("meshrun", f"there is no page of this job: {error}")
+        except (DistError, OSError) as error:  # the job must not fail without its page
+            print_note("meshrun", f"the page of this job cannot be served: {error}")
             return
         self._made.callback(page.close)
         self._has_page = True

@@ -1,4 +1,4 @@
-"""The processes behind ``spawn``, seen from their parent."""
+"""The parent's view of the processes of ``spawn``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KILL_SECONDS = 10.0
 
 
 class ProcessContext:
-    """The processes of one ``spawn`` and the store that they use; made by ``spawn``."""
+    """The processes of one ``spawn`` and their store. Created by ``spawn``."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, daemon: bool
@@ -67,11 +67,11 @@ class ProcessContext:
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         """Wait until all ranks have ended; return False after ``timeout`` seconds.
 
-        When a rank fails, end the others, which get ``grace_period`` seconds (default 3) between
-        SIGTERM and SIGKILL, and raise the ``ProcessException`` of the first that failed.
+        If a rank fails, ends the others, with ``grace_period`` seconds (default 3) between SIGTERM
+        and SIGKILL, and raises the ``ProcessException`` of the first failed rank.
         """
         deadline = None if timeout is None else Deadline.after(timeout)
-        while running := self._look():
+        while running := self._collect():
             if first := self._first_failure():
                 grace = FAILURE_GRACE_SECONDS if grace_period is None else grace_period
                 self._end(grace, first)
@@ -86,11 +86,11 @@ class ProcessContext:
         return True
 
     def end(self) -> None:
-        """End the ranks: let them do it by themselves, then SIGTERM, then SIGKILL."""
+        """End the ranks: wait for them to end, then send SIGTERM, then SIGKILL."""
         self._end(FAILURE_GRACE_SECONDS)
 
     def close(self) -> None:
-        """Kill the ranks that still run, and end the store. Idempotent."""
+        """Kill the ranks that still run, and close the store. Idempotent."""
         atexit.unregister(self._at_exit)
         for rank in self._ranks:
             rank.close()
@@ -99,18 +99,18 @@ class ProcessContext:
     def _end(self, grace: float, failure: RankExit | None = None) -> None:
         ending = Ending.after_failure(self._running, grace, failure)
         deadline = Deadline.after(max(0.0, ending.due - time.monotonic()) + grace + _KILL_SECONDS)
-        while (running := self._look()) and not deadline.expired:
+        while (running := self._collect()) and not deadline.expired:
             _wait(running, max(0.0, ending.due - time.monotonic()))
             ending.advance()
 
     def _at_exit(self) -> None:
-        """Let ranks that nobody joined end, as multiprocessing does, before their store goes."""
+        """Wait for unjoined ranks, as multiprocessing does, and then close their store."""
         if not self._daemon:
-            while running := self._look():
+            while running := self._collect():
                 _wait(running, None)
         self.close()
 
-    def _look(self) -> list[_SpawnedRank]:
+    def _collect(self) -> list[_SpawnedRank]:
         """Report failed ranks to the others; return the ranks that have not ended."""
         for rank in self._ranks:
             ended = rank.collect()
@@ -132,7 +132,7 @@ class ProcessContext:
 
 
 class _SpawnedRank(RankWorker):
-    """One rank, seen from its parent."""
+    """The parent's view of one rank."""
 
     def __init__(
         self,
@@ -145,7 +145,8 @@ class _SpawnedRank(RankWorker):
         context = multiprocessing.get_context("spawn")
         self._errors, errors = context.Pipe(duplex=False)
         self._reported: ErrorRecord | None = None
-        # The kernel watches the thread that starts a process. Only the main one surely stays.
+        # The kernel's parent-death signal follows the starting thread. Only the main thread is sure
+        # to stay.
         lasting = threading.current_thread() is threading.main_thread()
         self.child = context.Process(
             target=run_rank,
@@ -168,7 +169,7 @@ class _SpawnedRank(RankWorker):
         return [self.child.sentinel, *([] if self._errors.closed else [self._errors])]
 
     def close(self) -> None:
-        """Kill the process if it runs, and collect it."""
+        """Kill the process if it is running, and collect it."""
         if self.child.pid is not None:
             self.child.kill()
             self.child.join()
@@ -190,16 +191,16 @@ class _SpawnedProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self._child.pid or 0
 
     def poll(self) -> int | None:
-        """Collect it if it has ended; return its exit code."""
+        """Collect the process if it has ended; return its exit code."""
         self.returncode = self._child.exitcode
         return self.returncode
 
     def wait(self) -> int | None:
-        """Wait until it has ended; return its exit code."""
+        """Wait for the end of the process; return its exit code."""
         self._child.join()
         return self.poll()
 

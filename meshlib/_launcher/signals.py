@@ -1,4 +1,4 @@
-"""Signals to a launcher, as bytes of a pipe that one loop reads."""
+"""Converts signals to a launcher into bytes of a pipe, which one loop reads."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WATCHED = (
 class SignalPipe:
     """Turns signals into bytes of a pipe while its ``with`` block runs. Main thread only.
 
-    No handler does any work, so none can interrupt a half-made change. One loop, which sleeps in
-    between, handles the ends of children, Ctrl-C and the news of threads.
+    The handlers do no work, so they cannot interrupt a change halfway. One loop handles the exits
+    of children, Ctrl-C and the wakeups by threads, and sleeps in between.
 
-    The process that controls this launcher writes signals as bytes to ``control``, a descriptor.
-    Its end, also by SIGKILL, counts as SIGHUP.
+    A process that controls this launcher writes signal numbers as bytes to the descriptor
+    ``control``. The end of that process, also by SIGKILL, counts as SIGHUP.
     """
 
     def __init__(self, control: int | None = None) -> None:
@@ -46,7 +46,7 @@ class SignalPipe:
         self._old_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in WATCHED:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: the job is meant to outlive the terminal
+                continue  # nohup: the job must outlive the terminal
             self._old_handlers[number] = signal.signal(number, _note)
         return self
 
@@ -63,12 +63,12 @@ class SignalPipe:
         os.close(self._writer)
 
     def knock(self) -> None:
-        """Make ``wait`` return; from any thread."""
-        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+        """Make ``wait`` return. Thread-safe."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the loop anyway
             os.write(self._writer, bytes([KNOCK]))
 
     def wait(self, timeout: float | None) -> list[int]:
-        """Return the received signal numbers (and ``KNOCK``); empty after ``timeout`` seconds."""
+        """Return the received signal numbers and ``KNOCK``, or [] after ``timeout`` seconds."""
         control = () if self._control is None else (self._control,)
         received: list[int] = []
         for descriptor in readable(timeout, self._reader, *control):
@@ -91,10 +91,10 @@ class SignalPipe:
 
 
 def readable(timeout: float | None, *descriptors: int) -> list[int]:
-    """Wait up to ``timeout`` seconds (None: without end) for something to read, or an end; return
-    the ``descriptors`` that have it.
+    """Return the ``descriptors`` with data or an end to read.
 
-    Unlike ``select`` it takes descriptors beyond 1023.
+    Waits up to ``timeout`` seconds (None: forever). Unlike ``select``, it supports descriptors
+    above 1023.
     """
     poller = select.poll()
     for descriptor in descriptors:
@@ -104,4 +104,4 @@ def readable(timeout: float | None, *descriptors: int) -> list[int]:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """The wakeup descriptor has it already."""
+    """Do nothing: the signal's number is already in the pipe."""

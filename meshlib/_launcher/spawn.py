@@ -1,4 +1,4 @@
-"""Starting ranks from a running program: the analogue of ``torch.multiprocessing.spawn``."""
+"""Starts ranks from a running program, like ``torch.multiprocessing.spawn``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def spawn(
 ) -> ProcessContext | None:
     """Call ``fn(rank, *args)`` in ``nprocs`` new processes.
 
-    Each is a complete rank: ``init_process_group()`` works in it without arguments, over a store
-    that this process serves. ``fn`` must be importable by name, and ``args`` picklable. When one
-    rank fails, the others get SIGTERM and, seconds later, SIGKILL. ``ProcessRaisedException`` or
-    ``ProcessExitedException`` names the first failed rank and the cause. With ``join=False`` the
-    processes run on behind the returned ``ProcessContext``. They are killed when this process is.
-    At its exit, ``daemon`` processes are ended and others awaited.
+    Each process is a rank: ``init_process_group()`` works there without arguments, with a store
+    that this process serves. ``fn`` must be importable by name, and ``args`` picklable. If a rank
+    fails, the others get SIGTERM and, seconds later, SIGKILL. ``ProcessRaisedException`` or
+    ``ProcessExitedException`` names the first failed rank and the cause. With ``join=False``, the
+    function returns a ``ProcessContext`` while the processes run. They are killed if this process
+    is killed. At its exit, ``daemon`` processes are ended and others awaited.
 
-    Raises ValueError for ``nprocs`` below 1 and for another ``start_method`` than ``"spawn"``.
-    Raises TypeError for an ``fn`` that cannot be called, ``args`` that are not a tuple or list, and
-    ``nprocs`` that is not a number. Raises ``pickle``'s errors: ``PicklingError`` for objects of a
-    notebook's cell, a prompt or ``python -c``, which other processes cannot import.
+    Raises ValueError for ``nprocs`` below 1 and for a ``start_method`` other than ``"spawn"``.
+    Raises TypeError if ``fn`` is not callable, ``args`` is not a tuple or list, or ``nprocs`` is
+    not a number. Raises ``pickle``'s errors, such as ``PicklingError`` for objects of a notebook's
+    cell, a prompt or ``python -c``, which other processes cannot import.
     """
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
@@ -48,9 +48,8 @@ def spawn(
         )
     for value in (fn, *args):
         _check_importable(value)
-    from meshlib._launcher.process_context import (
-        ProcessContext,  # only who spawns pays for multiprocessing
-    )
+    # Imported here, because multiprocessing is slow to import.
+    from meshlib._launcher.process_context import ProcessContext
 
     context = ProcessContext(fn, tuple(args), nprocs, daemon)
     if not join:
@@ -66,10 +65,10 @@ def spawn(
 
 
 def _check_importable(value: object) -> None:
-    """Refuse objects of a ``__main__`` that the new processes cannot import."""
+    """Raise PicklingError for an object of a ``__main__`` that new processes cannot import."""
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) or getattr(main, "__spec__", None):
-        return  # which multiprocessing imports there under another name
+        return  # multiprocessing imports it there under another name
     if getattr(value, "__module__", None) != "__main__":
         return
     cls = type(value)

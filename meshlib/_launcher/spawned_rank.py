@@ -1,4 +1,4 @@
-"""A rank that ``spawn`` has started: its main function, and the errors that report its failure."""
+"""A rank that ``spawn`` started: its main function, and the errors that report its failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ProcessRaisedException(ProcessException):
 class ProcessExitedException(ProcessException):
     """The process ended by itself or was killed.
 
-    ``exit_code`` is the process's, or minus the signal's number. ``signal_name`` is None if the
+    ``exit_code`` is the exit code, or minus the signal's number. ``signal_name`` is None if the
     process ended by itself.
     """
 
@@ -57,7 +57,7 @@ def run_rank(
 ) -> None:
     """Run ``fn`` as a rank in this process, which is killed when the process ``parent`` ends.
 
-    Without ``parent`` the kernel cannot do so, and a thread watches multiprocessing's parent.
+    If ``parent`` is None, a thread watches multiprocessing's parent, because the kernel cannot.
     """
     if parent is not None:
         die_with_parent(parent)

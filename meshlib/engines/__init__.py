@@ -1,1 +1,1 @@
-"""Adapters for engines that have a library of their own; nothing here is imported unless used."""
+"""Adapters for Ray and Dask, which import these libraries only when used."""

@@ -1,4 +1,4 @@
-"""The variables that make a process a rank, where an engine's library hands them out itself."""
+"""Environment variables that make the worker processes of an engine's library ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transport._store.tcp.server import TCPStoreServer
 
 @dataclass(frozen=True, slots=True)
 class AttemptVariables:
-    """The values that all ranks of an attempt share; ``mesh`` is as for ``meshrun --mesh``."""
+    """The values that all ranks of an attempt share; ``mesh`` is that of ``meshrun --mesh``."""
 
     name: str
     attempt: int
@@ -25,8 +25,8 @@ class AttemptVariables:
     mesh: str | None
 
     def variables(self, rank: int, nodes: Sequence[str], host: str) -> dict[str, str]:
-        """Return the variables that make a process ``rank``. ``nodes`` names each rank's machine,
-        by rank; ``host`` is the address of this rank's machine.
+        """Return the variables of the process ``rank``. ``nodes`` has the machine of each rank, in
+        the order of ranks; ``host`` is the address of this rank's machine.
         """
         nodes = list(nodes)
         node = nodes[rank]
@@ -48,10 +48,10 @@ class AttemptVariables:
 
 
 class AttemptStore:
-    """One attempt to run a ``job``: a store, served from here, that its ranks meet in.
+    """The store of one attempt to run a ``job``, served by this process.
 
-    ``host`` is the address at which ranks reach this process. The kernel chooses the port, and each
-    attempt has a secret of its own, so what is left of another one cannot join.
+    Ranks reach this process at the address ``host``. The kernel chooses the port. Each attempt has
+    its own secret, so processes of another attempt cannot join.
     """
 
     def __init__(self, host: str, name: str, mesh: str | None, number: int = 0) -> None:

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
 # pyright: reportAttributeAccessIssue=false
-# (the engine is not among what the checks install)
-"""meshlib under Dask: ``run`` makes ranks of a cluster's workers for one call.
+# (the checks do not install the engine)
+"""meshlib under Dask: ``run`` runs a function on a cluster's workers as ranks.
 
-The client serves the store that the ranks meet in; nothing is restarted here.
+The client serves the job's store. This module restarts nothing.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ def run(
     timeout: float = 300.0,
     host: str | None = None,
 ) -> list[Any]:
-    """Run ``fn(*args)`` on every worker at once, as the ranks of one job; return the results.
+    """Run ``fn(*args)`` on all workers as the ranks of one job; return the results by rank.
 
     Args:
-        client: The client of the cluster. Its workers must be processes with one thread each: a
-            rank is a process.
+        client: The client of the cluster. Its workers must be processes with one thread each,
+            because a rank is a process.
         fn: The function. The default process group exists while it runs.
         args: Its arguments, pickled.
-        mesh: The mesh that ``init_device_mesh()`` without arguments makes, as ``dp=2,tp=2``.
-        workers: The addresses of the workers to use; default: all. Ranks go by machine, then
-            address.
+        mesh: The mesh of ``init_device_mesh()`` without arguments, such as ``dp=2,tp=2``.
+        workers: The addresses of the workers to use; default: all. Ranks are ordered by machine,
+            then by address.
         backend: The backend of ``init_process_group``.
-        timeout: The deadline of the ranks' meeting and of their calls, in seconds.
-        host: The address at which workers reach this process; default: the one towards the
+        timeout: The deadline of the rendezvous and of calls, in seconds.
+        host: The address at which workers reach this process; default: its address towards the
             scheduler.
 
     Raises the exception of the rank that failed first (``KilledWorker`` if its worker died), and
-    cancels the other ranks' tasks. Raises ValueError for workers that are unknown or have several
-    threads, and when there is none.
+    cancels the other ranks' tasks. Raises ValueError if a worker is unknown or has several
+    threads, and if the cluster has no workers.
     """
     information = client.scheduler_info(n_workers=-1)["workers"]
     chosen = _choose(information, workers)
@@ -114,17 +114,17 @@ def _address_of_client(client: Client) -> str:
 
 
 def _cause(futures: list[Any]) -> BaseException:
-    """Return the error that caused the others; it may come a moment after them."""
+    """Return the error that caused the others; it may arrive a moment after them."""
     with contextlib.suppress(TimeoutError):
         wait(futures, timeout=_ECHO_SECONDS)
     errors = [
-        RaisedError(rank, future.exception(), 0.0)  # no time: workers' clocks are their own
+        RaisedError(rank, future.exception(), 0.0)  # no time, because workers' clocks differ
         for rank, future in enumerate(futures)
         if future.status == "error"
     ]
     first = first_failure(errors)
     if first is None:
-        raise RuntimeError("the cluster has cancelled the tasks of a job that runs")
+        raise RuntimeError("the cluster has cancelled the tasks of a running job")
     return first.error
 
 

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false, reportUnknownParameterType=false, reportUntypedBaseClass=false
 # pyright: reportAttributeAccessIssue=false
-# (the engine is not among what the checks install)
-"""meshlib under Ray Train: ``MeshlibTrainer``, beside ``TorchTrainer`` and ``JaxTrainer``.
+# (the checks do not install the engine)
+"""meshlib under Ray Train: ``MeshlibTrainer``, the counterpart of ``TorchTrainer``.
 
-Ray places the workers, restarts them and keeps checkpoints; each worker is a rank. The store that
-the ranks meet in is served by Ray Train's controller, which outlives them.
+Ray places the workers, restarts them and stores checkpoints; each worker is a rank. Ray Train's
+controller, which outlives the ranks, serves their store.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LEAVING_SECONDS = 5.0
 
 @dataclass
 class MeshlibConfig(BackendConfig):
-    """Options for making Ray's workers ranks.
+    """Options of ``MeshlibTrainer``, whose workers are ranks.
 
     The arguments ``backend`` and ``timeout`` (seconds) are those of ``init_process_group``. Unless
     ``init`` is false, the default process group exists while the training function runs.
 
-    Without arguments, ``init_device_mesh()`` makes ``mesh``, as ``dp=2,tp=2``; it needs a fixed
-    number of workers.
+    ``init_device_mesh()`` without arguments returns ``mesh``, such as ``dp=2,tp=2``, which needs a
+    fixed number of workers.
     """
 
     backend: str | None = None
@@ -52,11 +52,11 @@ class MeshlibConfig(BackendConfig):
 
 
 class MeshlibTrainer(DataParallelTrainer):
-    """Runs ``train_loop_per_worker`` on every worker, as the ranks of one job.
+    """A trainer that runs ``train_loop_per_worker`` on all workers as the ranks of one job.
 
-    Other arguments are ``DataParallelTrainer``'s: ``train_loop_config``, ``scaling_config``,
-    ``run_config`` (its ``failure_config`` says how often all workers are started again),
-    ``datasets``. ``meshlib_config`` is a ``MeshlibConfig``.
+    ``meshlib_config`` is a ``MeshlibConfig``. Other arguments are ``DataParallelTrainer``'s:
+    ``train_loop_config``, ``scaling_config``, ``run_config`` (its ``failure_config`` limits the
+    restarts), ``datasets``.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class MeshlibTrainer(DataParallelTrainer):
 
 
 class _MeshlibBackend(Backend):
-    """Runs in the controller. Ray makes workers anew after a failure, and calls ``on_start``."""
+    """The backend in the controller. Ray calls ``on_start`` for each new group of workers."""
 
-    share_cuda_visible_devices = True  # LOCAL_RANK chooses, as everywhere
+    share_cuda_visible_devices = True  # LOCAL_RANK selects the GPU
 
     def __init__(self) -> None:
         self._attempt: AttemptStore | None = None
         self._attempts = 0
 
     def on_start(self, worker_group: Any, backend_config: MeshlibConfig) -> None:
-        """Serve a store for these workers, and make ranks of them."""
-        self._close()  # of an attempt whose end was not announced
+        """Serve a store for these workers, and make them ranks."""
+        self._close()  # a store whose on_shutdown was not called
         name = f"ray-{ray.get_runtime_context().get_job_id()}"
         host, mesh = ray.util.get_node_ip_address(), backend_config.mesh
         self._attempt = AttemptStore(host, name, mesh, self._attempts)
@@ -93,10 +93,10 @@ class _MeshlibBackend(Backend):
             worker_group.execute(_init, backend_config.backend, backend_config.timeout)
 
     def on_shutdown(self, worker_group: Any, backend_config: MeshlibConfig) -> None:
-        """Have the workers that are left leave the job, then close the store."""
+        """Let the remaining workers leave the job, then close the store."""
         try:
             if backend_config.init:
-                with contextlib.suppress(Exception):  # workers that are gone, or stuck
+                with contextlib.suppress(Exception):  # lost or blocked workers
                     ray.get(worker_group.execute_async(_leave), timeout=_LEAVING_SECONDS)
         finally:
             self._close()

@@ -1,14 +1,14 @@
-"""The interface for libraries on top of meshlib. ``parallel`` uses nothing else.
+"""The interface for libraries above meshlib. ``parallel`` uses no other private part.
 
-Programs need none of it. Names here keep to the same versions as all public names
-(docs/reference/compatibility.md), and are documented in docs/reference/meshlib/extend.md:
+Programs do not need it. Its names are public (docs/reference/compatibility.md), and documented in
+docs/reference/meshlib/extend.md:
 
-- ``Job``: the calling rank's job, its groups, and the way from one epoch to the next;
+- ``Job``: the calling rank's job, its groups, and the change to the next epoch;
 - groups: ``derived_group``, ``on_failure``, ``failure_of``, ``is_usable``, ``is_idle``, ``fail``;
 - meshes: ``mesh_key``;
-- calls: ``observe``, ``issue``, ``recorded``, ``at_once``, and the values that describe a call;
-- arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``, checked and named alike;
-- ``dump`` and ``load``: objects as bytes, as the collectives on objects send them;
+- calls: ``observe``, ``issue``, ``recorded``, ``at_once``, and the descriptions of a call;
+- checks of arguments: ``to_seconds``, ``to_whole_number``, ``to_whole_numbers``;
+- ``dump`` and ``load``: objects as bytes, in the format of collectives on objects;
 - ``meshlib.extend.jit``: Python called from compiled JAX programs (needs JAX).
 """
 

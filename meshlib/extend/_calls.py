@@ -1,4 +1,4 @@
-"""Seeing, changing and making the calls of a group."""
+"""Observing, replacing and issuing the calls of a group."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from meshlib._recording.recorder import Record
 
 @contextmanager
 def observe(group: ProcessGroup, observer: Observer) -> Generator[None]:
-    """Return a context in which ``observer`` sees this rank's collectives before they begin.
+    """Return a context in which ``observer`` is called before each collective of this rank.
 
     Args:
-        group: The group on whose behalf the observer looks. Each group has one observer at most.
+        group: The group that registers the observer. A group has at most one observer.
         observer: Called as ``observer(members, header, device, run)`` before each collective that
-            this rank issues, on any group. It returns the function to run: ``run`` itself, or one
-            around it. The header has no sequence number yet. The observer may make collectives
-            itself, and is then called for them, too.
+            this rank issues, on any group. It returns the function to run: ``run``, or a wrapper
+            of it. The header has no sequence number yet. The observer is also called for
+            collectives that it issues itself.
 
     Raises:
-        RuntimeError: At the beginning, when ``group`` has an observer already.
+        RuntimeError: On entry, if ``group`` already has an observer.
     """
     observers = call_queue_of(group).context.observers
     if group.id in observers:
-        raise RuntimeError(f"the calls of {group} are observed already; only one can do so")
+        raise RuntimeError(f"{group} already has an observer; expected at most one")
     observers[group.id] = observer
     try:
         yield
@@ -37,7 +37,7 @@ def observe(group: ProcessGroup, observer: Observer) -> Generator[None]:
 
 
 def issue(group: ProcessGroup, call: CallSpec) -> None:
-    """Make ``call`` on ``group`` at its turn, and wait for its end.
+    """Issue ``call`` on ``group`` in order, and wait for it.
 
     Its kind, elements, root, dtype, op and extra must be equal on all members. Raises the errors of
     collectives.
@@ -49,7 +49,7 @@ def issue(group: ProcessGroup, call: CallSpec) -> None:
 def recorded(group: ProcessGroup) -> Generator[list[Record]]:
     """Record the calls on ``group`` that this rank issues inside the block.
 
-    Gives a list, which is filled at the end of the block, in the order of issue.
+    Yields a list, which is filled at the end of the block, in the order of issue.
     """
     recorder = call_queue_of(group).context.recorder
     found: list[Record] = []

@@ -1,4 +1,4 @@
-"""Access to a group beyond its calls, for libraries on top of meshlib."""
+"""The state of a group, for libraries above meshlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transport._errors import DistError
 
 
 def on_failure(group: ProcessGroup, listener: Callable[[DistError], object]) -> None:
-    """Call ``listener(error)`` when ``group`` breaks, at once if it has, in any thread.
+    """Call ``listener(error)`` when ``group`` breaks, or at once if it is broken, in any thread.
 
     The listener must return soon, and may be called more than once.
     """
@@ -19,22 +19,22 @@ def on_failure(group: ProcessGroup, listener: Callable[[DistError], object]) -> 
 
 
 def failure_of(group: ProcessGroup, timeout: float = 0.0) -> DistError | None:
-    """Return the error that broke ``group``; None if it has not within ``timeout`` seconds."""
+    """Return the error that broke ``group``; None if it is unbroken after ``timeout`` seconds."""
     return call_queue_of(group).state.await_failure(timeout)
 
 
 def is_usable(group: ProcessGroup) -> bool:
-    """Return whether calls can be made on ``group``: it is neither broken nor destroyed."""
+    """Return whether ``group`` can be called: it is neither broken nor destroyed."""
     return call_queue_of(group).state.usable
 
 
 def is_idle(group: ProcessGroup) -> bool:
-    """Return whether no call of this rank is under way on ``group``, and none is queued."""
+    """Return whether this rank has neither running nor queued calls on ``group``."""
     return call_queue_of(group).streams.is_idle()
 
 
 def fail(group: ProcessGroup, error: DistError) -> None:
-    """Break ``group`` on this rank alone: calls under way and all later ones raise ``error``.
+    """Break ``group`` on this rank alone: running and later calls raise ``error``.
 
     ``ProcessGroup.abort`` breaks a group on all its members.
     """

@@ -1,4 +1,4 @@
-"""``Job``: the calling rank's job, as libraries on top of meshlib see it."""
+"""``Job``: the calling rank's job, for libraries above meshlib."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from transport._waiting.deadline import Timeout, to_seconds
 
 
 class Job:
-    """The calling rank's job: its members, its groups, and the way from one epoch to the next.
+    """The calling rank's job: its members, its groups, and the change to the next epoch.
 
-    Threads that the rank starts use the object that its own thread has made: where ranks are
-    threads, a new thread belongs to none. Raises ValueError before ``init_process_group``.
+    Create it in the rank's own thread, and pass it to threads that the rank starts: if ranks are
+    threads, a new thread belongs to no rank. Raises ValueError before ``init_process_group``.
 
-    A job has epochs. The members of one agree on the next (``agree_on_epoch``) and begin it
-    (``enter``): ranks that were lost are left out, ranks that wait for a place may get one.
+    The members of an epoch agree on the next one (``agree_on_epoch``) and begin it (``enter``).
+    The next epoch omits lost ranks, and may include ranks that wait for a place.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def timeout(self) -> float:
-        """The deadline of calls on groups without one of their own, in seconds."""
+        """The default deadline of calls, in seconds."""
         return self._world.timeout
 
     @property
@@ -45,13 +45,13 @@ class Job:
         return self._world.log
 
     def mark_step(self, number: int) -> None:
-        """Note in the flight record that the step ``number`` of the training has just ended."""
+        """Record the end of the training step ``number`` in the flight record."""
         self._world.recorder.steps.mark(time.monotonic(), number)
 
     # ------------------------------------------------------------------ groups
 
     def groups(self) -> list[ProcessGroup]:
-        """Return the groups that this rank has made, the default group first."""
+        """Return the groups that this rank has created, the default group first."""
         return self._world.groups()
 
     def new_group(
@@ -63,19 +63,19 @@ class Job:
         desc: str = "",
         compression: Compression | None = None,
     ) -> ProcessGroup:
-        """Return a new group of ``ranks``, in this order, which its members alone make.
+        """Return a new group of ``ranks``, in this order. Only its members call this.
 
         Args:
-            ranks: Global ranks. The members of a group make those of the same ranks in the same
-                order.
+            ranks: Global ranks. Members that create several groups of the same ranks must create
+                them in the same order.
             backend: As in ``init_process_group``; None: the job's.
-            timeout: The deadline of its calls; None: the job's.
-            desc: Its name in messages.
+            timeout: The deadline of the group's calls; None: the job's.
+            desc: The group's name in messages.
             compression: The format of large sums and averages between hosts; None: uncompressed.
 
         Raises:
-            ValueError: For ranks that are not in the present epoch, or there twice, and for an
-                unknown backend.
+            ValueError: If a rank is not in the current epoch or is repeated, and for an unknown
+                backend.
             TypeError: For ranks that are not integers.
         """
         return self._world.registry.new_group(
@@ -86,17 +86,17 @@ class Job:
 
     @property
     def epoch(self) -> Epoch:
-        """The present epoch: its number and its members."""
+        """The current epoch: its number and its members."""
         return self._world.membership.epoch
 
     @property
     def joining(self) -> bool:
-        """True if this rank has no place among the others yet, and is its epoch's only member."""
+        """True if this rank has no place in the job yet, and is the only member of its epoch."""
         return self._world.membership.joining
 
     @property
     def waiting(self) -> Sequence[int]:
-        """The global ranks that wait for a place, in the order in which they came."""
+        """The global ranks that wait for a place, in the order of arrival."""
         return self._world.membership.waiting
 
     def agree_on_epoch(
@@ -108,25 +108,25 @@ class Job:
         timeout: Timeout,
         wait: Timeout = 0.0,
     ) -> Change:
-        """Return the next epoch, on which all remaining members of this one agree.
+        """Return the next epoch, on which all remaining members of the current epoch agree.
 
-        Every one of them calls; no call of theirs is under way any more when this returns. It is
-        then for the caller to ``enter`` the epoch.
+        Every remaining member calls this. When it returns, none of them has a running call. The
+        caller must then ``enter`` the epoch.
 
         Args:
-            said: This rank's message to the choosing member: values of JSON.
-            choose: Called as ``choose(proposals, missing)``; None: the remaining members go on. It
-                returns a dict: ``members`` has the next members by place, other keys are agreed on
-                as well. It may return None to wait for more ranks. ``proposals`` has the values by
-                rank. ``missing`` says by rank why it is lost.
-            excluded: Global ranks that are to have no place.
-            timeout: The longest that members which are there are waited for.
+            proposal: This rank's message to the member that chooses: JSON values.
+            choose: Called as ``choose(proposals, missing)`` to return a dict, or None to wait for
+                more ranks. The dict's ``members`` are the next members by place; all members agree
+                on its other keys too. ``proposals`` has the proposals by rank, ``missing`` the
+                causes of losses by rank. Without ``choose`` the remaining members continue.
+            excluded: Global ranks that must not be members.
+            timeout: The longest wait for present members.
             wait: The longest that ``choose`` may wait for more ranks.
 
         Raises:
-            DistStoreError: On a rank that is cut off from the store.
-            CollectiveTimeoutError: When nothing was agreed on in ``timeout``.
-            DistBackendError: When ``choose`` had found no members after ``wait``.
+            DistStoreError: On a rank that cannot reach the store.
+            CollectiveTimeoutError: If the members do not agree within ``timeout``.
+            DistBackendError: If ``choose`` has not chosen members after ``wait``.
         """
         return epochs.agree_on_epoch(
             self._world,
@@ -138,26 +138,25 @@ class Job:
         )
 
     def enter(self, change: Change) -> None:
-        """Begin the epoch of ``change``: its members are the default group.
+        """Begin the epoch of ``change``, whose members become the default group.
 
-        Groups end, except for those whose calls have all ended on all members. Raises
-        RankFailedError
-        on a rank that has no place in it: it is a job of its own from then on.
+        Groups end unless all their calls have ended on all members. Raises RankFailedError on a
+        rank that has no place in the epoch: the rank is then a job by itself.
         """
         epochs.enter(self._world, change)
 
     def stand_by(self, epoch: int) -> None:
-        """Leave the others, who begin ``epoch``: this rank is a job of its own."""
+        """Leave the other members, which begin ``epoch``; this rank is then a job by itself."""
         epochs.stand_by(self._world, epoch)
 
     def await_place(self) -> Change | None:
-        """Wait, as long as the others go on, for an epoch in which this rank has a place.
+        """Wait for an epoch in which this rank has a place; return the change to it.
 
-        Returns None when they need no more ranks (``end_joining``). Raises RankFailedError when all
-        of them are lost.
+        Returns None if the members need no more ranks (``end_joining``). Raises RankFailedError if
+        all members are lost.
         """
         return epochs.await_call(self._world)
 
     def end_joining(self) -> None:
-        """Tell the ranks that wait for a place, once for all members, that they get none."""
+        """Release the ranks that wait for a place, without a place. One member calls this."""
         epochs.announce_over(self._world)

@@ -1,6 +1,6 @@
-"""Python called from compiled JAX programs, in the order of the program, on its own buffers.
+"""Python functions called from compiled JAX programs, in the program's order, on its buffers.
 
-The collectives of ``meshlib.jit`` and ``parallel.jax`` are made of it. Needs JAX.
+The collectives of ``meshlib.jit`` and ``parallel.jax`` are built on it. Needs JAX.
 """
 
 from meshlib.jit._xla.host_calls import host_call, is_compiling, is_tracing, untransformed

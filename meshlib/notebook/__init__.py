@@ -1,7 +1,7 @@
-"""Ranks for a notebook: processes that stay, and run the functions of cells.
+"""Ranks for a notebook: persistent processes that run the functions of cells.
 
-``local_ranks`` starts them, ``attach`` finds those of a job that runs ``meshrun -m
-meshlib.notebook``. ``%load_ext meshlib.notebook`` brings the cell magic ``%%ranks``.
+``local_ranks`` starts ranks, ``attach`` finds the ranks of a job that runs ``meshrun -m
+meshlib.notebook``. ``%load_ext meshlib.notebook`` adds the cell magic ``%%ranks``.
 """
 
 from meshlib.notebook._magic import load_ipython_extension

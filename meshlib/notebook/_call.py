@@ -1,4 +1,4 @@
-"""One call of some ranks, from its beginning to its results."""
+"""One call on some ranks, from its start to its results."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from meshlib.testing import RankError
 from transport._errors import RankFailedError
 
 _OTHERS_SECONDS = 0.8
-"""What the other ranks get to end by themselves after one has failed: meshrun's own patience."""
+"""How long the other ranks may take to end by themselves after a failure, as in meshrun."""
 STOP_SECONDS = 5.0
 """How long ranks may take to end an interrupted task."""
 MARK_SECONDS = 2.0
-"""How long marks of the end of an output may take: the program may have closed that output."""
+"""The longest wait for marks of an output's end; the program may have closed the output."""
 
 
 class CallLink(Protocol):
-    """What a call uses of the notebook's link to its ranks."""
+    """The part of the notebook's link that a call uses."""
 
     def start(self, tasks: Mapping[int, Task], calls: dict[int, Future[Reply]]) -> None:
         """Begin ``tasks``, by rank, and put them into ``calls``; ``Answered`` follows for each."""
@@ -36,19 +36,19 @@ class CallLink(Protocol):
         ...
 
     def stacks(self, ranks: Mapping[int, object]) -> str:
-        """Return where ``ranks`` are."""
+        """Return the stacks of ``ranks`` as text."""
         ...
 
     def next_event(self, until: float) -> object:
-        """Show printed lines; return the next other event, or None at the moment ``until``."""
+        """Show printed lines; return the next other event, or None at the time ``until``."""
         ...
 
     def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
-        """Return the marks that end the output of ``ranks`` here in task ``number``."""
+        """Return the marks that end the output of ``ranks`` in task ``number``."""
         ...
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
-        """Note the effects of a failed call: ranks that are not done, groups out of step."""
+        """Record the effects of a failed call: unfinished ranks, and groups out of step."""
         ...
 
     def lose(self, error: WorkerLostError) -> RankFailedError:
@@ -57,7 +57,7 @@ class CallLink(Protocol):
 
 
 class RankCall:
-    """One call of some ranks, from its beginning to its results."""
+    """One call on some ranks, from its start to its results."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RankCall:
         self._tasks = tasks
 
     def results(self) -> dict[int, Any]:
-        """Run it; return its results by rank, or raise."""
+        """Run the call; return its results by rank, or raise its error."""
         try:
             self._link.start(self._tasks, self._calls)
             self._wait()
@@ -88,7 +88,7 @@ class RankCall:
         except WorkerLostError as lost:
             raise self._link.lose(lost) from lost
         except KeyboardInterrupt:
-            self._stop(list(self._tasks))  # one may have begun that is not among the calls yet
+            self._stop(list(self._tasks))  # a started one may be missing in the calls
             raise
         finally:
             self._settle()
@@ -98,7 +98,7 @@ class RankCall:
         }
 
     def _wait(self) -> None:
-        """Wait until all have answered; interrupt those that another's failure leaves waiting."""
+        """Wait for all replies; after a failure interrupt ranks that do not end by themselves."""
         while waiting := self._waiting():
             due = self._until
             failed = any(reply.description for reply in self._replies.values())
@@ -127,7 +127,7 @@ class RankCall:
         return event
 
     def _stop(self, ranks: Sequence[int]) -> None:
-        """Interrupt ``ranks``, and wait a while for them."""
+        """Interrupt ``ranks``, and wait for them for up to ``STOP_SECONDS``."""
         ranks = [rank for rank in ranks if rank not in self._replies]
         self._stopped.update(ranks)
         self._link.interrupt(ranks, self._number)
@@ -137,20 +137,20 @@ class RankCall:
         self._await_marks()
 
     def _await_marks(self) -> None:
-        """Show all that the ranks that have answered have printed."""
+        """Show the complete output of all ranks that have replied."""
         marks = self._link.marks(list(self._replies), self._number)
         until = time.monotonic() + MARK_SECONDS
         while not marks <= self._marks and self._next(until) is not None:
             pass
 
     def _settle(self) -> None:
-        """Note the state that the next call needs."""
+        """Record the state that the next call needs."""
         late = {rank: self._calls[rank] for rank in self._waiting()}
         made_calls = any(reply.made_calls for reply in self._replies.values())
         self._link.call_failed(made_calls, late)
 
     def _error(self) -> Exception | None:
-        """Return the error of the rank that failed first, or that the time is over."""
+        """Return the error of the rank that failed first, or a timeout error; None for neither."""
         failures: list[RankExit] = []
         for rank, reply in self._replies.items():
             if reply.description is not None:

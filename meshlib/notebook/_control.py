@@ -1,7 +1,7 @@
-"""The job in which a notebook calls its ranks: they and the notebook, which is the last one.
+"""The job in which a notebook calls its ranks; the notebook is the last rank.
 
-It is a World of its own beside that of the ranks' programs, in the same store, with remote calls.
-A rank that dies is therefore known to the notebook, with the way in which it died.
+This job has its own World, in the store of the ranks' job, with remote calls. So the notebook
+learns of a rank's death, and its cause.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from transport._net.tls_choice import tls_from_environment
 from transport._store.base import Store
 
 JOB = "notebook/job"
-"""The store's key of the job's description for an attaching notebook: JSON of name, ranks, mesh."""
+"""The store's key of the job's description, JSON of name, ranks and mesh, for ``attach``."""
 NOTEBOOK = "notebook"
 MEETING_SECONDS = 60.0
 
 
 def turn_key(turn: int) -> str:
-    """Return the key by which the ``turn``-th notebook of a job calls its ranks to a meeting."""
+    """Return the key that the ``turn``-th notebook of a job sets to connect to its ranks."""
     return f"turn/{turn}"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a rank is to run: a packed (function, arguments).
+    """A task for a rank: a packed (function, arguments).
 
-    Without ``what`` it is to leave its groups, and join the job anew with all others. ``cells`` are
-    those that the rank has not seen, ``path`` are the notebook's folders of modules.
+    Without ``what``, the rank leaves its groups and rejoins the job, as all others do. ``cells``
+    has those that are new to the rank, ``path`` the notebook's folders of modules.
     """
 
     number: int
@@ -54,9 +54,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a task: a packed value, or an error: its description and, packed, itself.
+    """The outcome of a task: a packed value, or an error as a description and, if possible, packed.
 
-    ``made_calls``: the rank has begun calls of its groups meanwhile.
+    ``made_calls``: the rank has begun calls of its groups during the task.
     """
 
     value: Packed | None = None
@@ -66,47 +66,47 @@ class Reply:
 
 
 class NotebookRank(Protocol):
-    """A rank, as the notebook calls it."""
+    """The methods of a rank that the notebook calls."""
 
     def run(self, task: Task) -> Reply:
-        """Run ``task`` in the main thread, after those that came before."""
+        """Run ``task`` in the main thread, after all earlier tasks."""
         ...
 
     def interrupt(self, number: int) -> None:
-        """Raise KeyboardInterrupt in the task ``number``, also if it has yet to begin."""
+        """Raise KeyboardInterrupt in the task ``number``, even if it has not begun."""
         ...
 
     def stack(self) -> str:
-        """Return where the main thread is."""
+        """Return the main thread's stack as text."""
         ...
 
 
 class Notebook(Protocol):
-    """A notebook, as its ranks call it."""
+    """The method of a notebook that its ranks call."""
 
     def closed(self) -> Future[bool]:
-        """Return the future that is done when the notebook leaves: whether the ranks are to end."""
+        """Return a future that is set when the notebook leaves: True if the ranks must end."""
         ...
 
 
 class ControlWorld(World):
-    """The World of such a job; ``host`` is this host's name among the others."""
+    """The World of this job; ``host`` handles the calls of the other members."""
 
     host: NotebookRank | Notebook
 
     @property
     def worker(self) -> LocalWorker:
-        """This process's worker."""
+        """The remote-call worker of this process."""
         worker = self.rpc
         assert isinstance(worker, LocalWorker)
         return worker
 
     def call(self, to: int, func: Any, *args: Any, seconds: float = 0.0) -> Future[Any]:
-        """Call ``func(*args)`` on the rank ``to``; 0 ``seconds``: the call may take any time."""
+        """Call ``func(*args)`` on the rank ``to``, with a deadline in ``seconds``; 0: none."""
         return polled(self.worker.caller.call(to, func, args, {}, seconds))
 
     def leave(self) -> None:
-        """End remote calls and this World, at once."""
+        """End remote calls and this World, without waiting."""
         with suppress(CollectiveMismatchError):
             self.close(drain=0.0, linger=0.0)
 
@@ -114,9 +114,10 @@ class ControlWorld(World):
 def join(
     store: Store, rank: int, ranks: int, secret: bytes | None, host: NotebookRank | Notebook
 ) -> ControlWorld:
-    """Meet ``ranks`` ranks and the notebook in ``store``, as ``rank`` (the notebook's is the last).
+    """Join ``ranks`` ranks and the notebook in ``store``, as ``rank`` (the notebook is the last).
 
-    Takes ``store`` over. Raises ``DistStoreError`` with those that do not come in a minute.
+    Takes ownership of ``store``. Raises ``DistStoreError`` with the ranks that do not arrive in a
+    minute.
     """
     tuning = from_environment()
     agree(tuning, store, rank)
@@ -127,7 +128,7 @@ def join(
     )
     world.host = host
     with ExitStack() as undo:
-        interrupts = defer_interrupts()  # or Ctrl-C could leave a message to a rank half sent
+        interrupts = defer_interrupts()  # otherwise Ctrl-C could cut a message to a rank
         undo.callback(interrupts)
         world.join()
         world.on_close(interrupts)
@@ -142,7 +143,7 @@ def join(
     return world
 
 
-# ------------------------------------------------------------------ what is called
+# ------------------------------------------------------------------ remotely called
 
 
 def run(task: Task) -> Reply:

@@ -1,7 +1,7 @@
-"""Functions that travel from a notebook to its ranks, by cloudpickle, and the cells they are from.
+"""Functions that a notebook sends to its ranks by cloudpickle, and the cells that define them.
 
-A function of a cell becomes one of the rank's ``__main__``: it finds there what earlier calls left.
-A global that the function uses and the notebook has travels along, and takes its place there.
+A cell's function uses the globals of the rank's ``__main__``, including those that earlier calls
+have set. Globals of the notebook that the function uses are sent with it and overwrite the rank's.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _PROTOCOL = 5
 
 
 class Packed(NamedTuple):
-    """An object as cloudpickle has it, with the memory of its arrays beside it."""
+    """An object pickled by cloudpickle, with its arrays' memory out of band."""
 
     data: bytes
     buffers: Sequence[Any]
 
 
 def require_cloudpickle() -> Any:
-    """Return the package. Raises ImportError that says how to install it."""
+    """Return the package cloudpickle. Raises ImportError with instructions to install it."""
     try:
         import cloudpickle
     except ImportError:
         raise ImportError(
-            "functions of a notebook travel by cloudpickle, which is not installed:"
+            "functions of a notebook are sent by cloudpickle, which is not installed:"
             " pip install 'meshlib-spmd[notebook]'",
             name="cloudpickle",
         ) from None
@@ -43,14 +43,14 @@ def require_cloudpickle() -> Any:
 
 
 def pack(value: object) -> Packed:
-    """Pickle ``value``, functions and classes of a notebook's cells included.
+    """Pickle ``value``, including functions and classes of a notebook's cells.
 
-    Raises the errors of pickling.
+    Raises pickling errors.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     base = require_cloudpickle().Pickler
-    # cloudpickle's own way forgets the cell, which tracebacks are to show.
+    # cloudpickle's own reduction loses the cell's name, which tracebacks need.
     table = ChainMap({types.CodeType: _reduce_code}, base.dispatch_table)
     pickler = type(base.__name__, (base,), {"dispatch_table": table})
     pickler(stream, _PROTOCOL, buffer_callback=buffers.append).dump(value)
@@ -62,7 +62,7 @@ def _reduce_code(code: types.CodeType) -> tuple[Callable[[bytes], Any], tuple[by
 
 
 def unpack(packed: Packed, namespace: dict[str, Any] | None = None) -> Any:
-    """Return the packed object. Its functions of a ``__main__`` use ``namespace`` as theirs."""
+    """Return the packed object. Its functions of a ``__main__`` get ``namespace`` as globals."""
     return _Unpickler(packed, namespace).load()
 
 
@@ -89,10 +89,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def cells(known: Collection[str] = ()) -> dict[str, list[str]]:
-    """Return the lines of this process's cells, by the name that tracebacks show, but ``known``."""
+    """Return the lines of this process's cells, except ``known``, by their name in tracebacks."""
     return {
         name: lines
-        for name, entry in linecache.cache.copy().items()  # other threads load files meanwhile
+        for name, entry in linecache.cache.copy().items()  # other threads may change it
         if len(entry) == 4 and entry[1] is None and name not in known
         for lines in [entry[2]]
         if not os.path.exists(name)
@@ -100,7 +100,7 @@ def cells(known: Collection[str] = ()) -> dict[str, list[str]]:
 
 
 def remember_cell(name: str, lines: list[str]) -> None:
-    """Have tracebacks show ``lines`` for the code called ``name``."""
+    """Let tracebacks show ``lines`` for code with the file name ``name``."""
     linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 

@@ -1,4 +1,4 @@
-"""A notebook's link to its ranks: who they are, calls one at a time, and the end."""
+"""A notebook's link to its ranks: choosing ranks, calling them, closing the link."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _JOIN_ANEW_SECONDS = 60.0
 
 
 class NotebookLink:
-    """A notebook's link to its ranks. One call at a time."""
+    """A notebook's link to its ranks, for one call at a time."""
 
     def __init__(
         self, size: int, mesh: str | None, events: EventQueue, launcher: LocalLauncher | None
@@ -48,11 +48,11 @@ class NotebookLink:
         self._cell_numbers = count(1)
         self._cells_sent: list[set[str]] = [set() for _ in range(size)]
         self._late: dict[int, Future[Reply]] = {}
-        """By rank, the calls that an interrupt did not end."""
+        """The calls that an interrupt did not end, by rank."""
         self._join_anew = False
 
     def join(self, store: PrefixStore, secret: bytes | None) -> None:
-        """Meet the ranks in ``store``."""
+        """Connect to the ranks in ``store``. Raises ``DistStoreError`` if they do not respond."""
         turn = store.add("turns", 1)
         store.set(turn_key(turn), b"1")
         place = PrefixStore(turn_key(turn), store)
@@ -60,7 +60,7 @@ class NotebookLink:
             self._world = _control.join(place, self._size, self._size, secret, self)
         except DistStoreError as error:
             raise DistStoreError(
-                f"the ranks do not answer, perhaps another notebook is attached to them: {error}"
+                f"the ranks do not respond; perhaps another notebook is attached: {error}"
             ) from error
         atexit.register(self.close)
 
@@ -69,12 +69,12 @@ class NotebookLink:
         return self._left
 
     def described(self) -> str:
-        """Return their mesh, and whether they are still there."""
+        """Return the ranks' mesh, and "closed" after ``close``, as text."""
         mesh = "no mesh" if self._mesh is None else f"mesh {self._mesh.described()}"
         return f"{mesh}{', closed' if self.closed_because else ''}"
 
     def next_cell_name(self) -> str:
-        """Return the file name in tracebacks of the next cell that is sent as text."""
+        """Return the file name, in tracebacks, of the next cell that is sent as text."""
         return f"<ranks cell {next(self._cell_numbers)}>"
 
     def choose(self, which: object, among: Sequence[int]) -> list[int]:
@@ -88,7 +88,7 @@ class NotebookLink:
             if rank not in among:
                 raise ValueError(f"rank {rank} is not among {rank_list(among)}")
         if not ranks:
-            raise ValueError("no rank is named; expected at least one")
+            raise ValueError("no ranks; expected at least one")
         return ranks
 
     def _at(self, text: str) -> set[int]:
@@ -143,7 +143,7 @@ class NotebookLink:
     @contextmanager
     def _one_at_a_time(self) -> Generator[None]:
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError("another call of these ranks is under way; expected one at a time")
+            raise RuntimeError("another call on these ranks is running; expected one at a time")
         try:
             yield
         finally:
@@ -157,7 +157,7 @@ class NotebookLink:
             where = self.stacks(self._late)
             raise RuntimeError(
                 f"{rank_list(sorted(self._late))} has not ended an earlier, interrupted call."
-                f" Wait for it, or close() these ranks and start others.\n{where}"
+                f" Wait for it, or close() these ranks and start new ones.\n{where}"
             )
 
     def start(self, tasks: Mapping[int, Task], calls: dict[int, Future[Reply]]) -> None:
@@ -176,18 +176,18 @@ class NotebookLink:
                 self._world.call(rank, _control.interrupt, number, seconds=STOP_SECONDS)
 
     def stacks(self, ranks: Mapping[int, object]) -> str:
-        """Return where ``ranks`` are."""
+        """Return the stacks of ``ranks`` as text."""
         lines: list[str] = []
         for rank in sorted(ranks):
             try:
                 at = self._world.call(rank, _control.stack, seconds=STOP_SECONDS).wait()
             except DistError as error:
                 at = f"  {error}\n"
-            lines.append(f"rank {rank} is at\n{at or '  its beginning or end'}")
+            lines.append(f"rank {rank} is at\n{at or '  its start or end'}")
         return "".join(lines)
 
     def next_event(self, until: float) -> object:
-        """Show printed lines; return the next other event, or None at the moment ``until``."""
+        """Show printed lines; return the next other event, or None at the time ``until``."""
         while True:
             event = self._events.next(until)
             if not isinstance(event, Printed):
@@ -195,13 +195,13 @@ class NotebookLink:
             show(event)
 
     def marks(self, ranks: Sequence[int], number: int) -> set[Marked]:
-        """Return the marks that end the output of ``ranks`` here in task ``number``."""
+        """Return the marks that end the output of ``ranks`` in task ``number``."""
         if self._launcher is None:
             return set()
         return {Marked(stream, rank, number) for stream in (1, 2) for rank in ranks}
 
     def call_failed(self, made_calls: bool, late: Mapping[int, Future[Reply]]) -> None:
-        """Note the effects of a failed call: ranks that are not done, groups out of step."""
+        """Record the effects of a failed call: unfinished ranks, and groups out of step."""
         self._late.update(late)
         self._join_anew = self._join_anew or made_calls or bool(late)
 
@@ -212,7 +212,7 @@ class NotebookLink:
         self._join_anew = False
 
     def lose(self, error: WorkerLostError) -> RankFailedError:
-        """Close the link to ranks of which one is lost; return the error to raise."""
+        """Close the link after the loss of a rank; return the error to raise."""
         printed: list[str] = []
         until = time.monotonic() + _LOSS_SECONDS
         while self._launcher is not None:
@@ -224,7 +224,7 @@ class NotebookLink:
                 show(event)
         self._close(f"rank {error.rank} has died")
         how = "".join(printed).rstrip() or str(error)
-        text = f"rank {error.rank} has died, and all ranks have ended; start them anew\n{how}"
+        text = f"rank {error.rank} has died, and all ranks have ended; start new ones\n{how}"
         return RankFailedError(text, error.rank)
 
     # ------------------------------------------------------------------ the end

@@ -1,4 +1,4 @@
-"""Starting the ranks of ``local_ranks``: by meshrun, which ends them with the notebook."""
+"""The meshrun that starts the ranks of ``local_ranks``, and ends them with the notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _END_SECONDS = 5.0
 
 
 class LocalLauncher:
-    """A meshrun that has started ``ranks``, a number or a mesh; ``events`` gets what they print."""
+    """A meshrun for ``ranks``, a number or a mesh; their output goes to ``events``."""
 
     def __init__(self, ranks: int | str, events: EventQueue) -> None:
         require_cloudpickle()
@@ -32,7 +32,7 @@ class LocalLauncher:
     def begin(self, timeout: float) -> RunningJob:
         """Wait until the first rank has joined the job; return the job.
 
-        Raises ``DistStoreError`` with what was printed, when it ends or ``timeout`` seconds pass.
+        Raises ``DistStoreError`` with the output if meshrun ends or ``timeout`` seconds pass.
         """
         until = time.monotonic() + timeout
         printed: list[str] = []
@@ -43,17 +43,17 @@ class LocalLauncher:
                 case Printed(text=text):
                     printed.append(text)
                 case LauncherEnded():
-                    raise DistStoreError(f"the ranks have ended at once:\n{''.join(printed)}")
+                    raise DistStoreError(f"the ranks ended at once:\n{''.join(printed)}")
                 case None:
                     raise DistStoreError(
-                        f"the ranks have not begun after {timeout:g} s\n{''.join(printed)}"
+                        f"the ranks have not started after {timeout:g} s\n{''.join(printed)}"
                     )
                 case _:
                     pass
         return next(job for job in running() if job.pid == self._process.pid)
 
     def close(self, timeout: float) -> None:
-        """Let the ranks end by themselves for ``timeout`` seconds, then end them. Idempotent."""
+        """Wait ``timeout`` seconds for the ranks to end, then end them. Idempotent."""
         if not self._wait(timeout):
             controlled.send(self._process, signal.SIGINT)
         if self._process.stdin is not None:

@@ -13,7 +13,7 @@ def load_ipython_extension(shell: Any) -> None:
     def ranks(line: str, cell: str) -> None:
         """Run this cell on ranks: ``%%ranks [NAME] [DIM=NUMBER,...]``.
 
-        NAME is the variable that holds them, by default the only one that does.
+        NAME is the variable that holds the ranks. It may be omitted if only one does.
         """
         find_ranks(shell.user_ns, line).execute(cell)
 
@@ -21,9 +21,9 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def find_ranks(variables: dict[str, Any], line: str) -> RankSet:
-    """Return the ranks that ``line`` names among ``variables``: a name, coordinates, or both.
+    """Return the ranks of ``variables`` that ``line`` selects, by a name, coordinates, or both.
 
-    Raises ValueError when it names none, or several.
+    Raises ValueError if the line selects none, or several variables.
     """
     words = line.split()
     coordinates = words.pop() if words and "=" in words[-1] else None
@@ -48,7 +48,7 @@ def _only(variables: dict[str, Any]) -> Ranks:
     if len(names) != 1:
         held = ", ".join(name for name, _ in names.values()) or "none"
         raise ValueError(
-            f"%%ranks needs ranks in one variable, and they are in: {held}; expected"
+            f"%%ranks needs ranks in exactly one variable, and found {held}; expected"
             " ranks = dist.local_ranks(4), or %%ranks NAME"
         )
     return next(value for _, value in names.values())

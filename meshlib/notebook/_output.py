@@ -1,7 +1,7 @@
-"""What ranks print, on its way into the cell that calls them; and the news of calls, beside it.
+"""The ranks' output, which the calling cell shows, and the events of calls.
 
-meshrun writes whole lines, each behind its rank. At the end of a task the rank adds a mark to both
-streams: what came before it belongs to that task.
+meshrun writes whole lines, prefixed by the rank. At the end of a task the rank writes a mark to
+both streams: the output before the mark belongs to that task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transport._waiting.interrupts import Condition
 
 _MARK = "\x1e"
 _MOST_LINES = 10_000
-"""The most lines to show; beyond it the ranks' output waits, as in a pipe."""
+"""The most lines to buffer; then ranks that print block, as with a full pipe."""
 _LINE = re.compile(rf"\[rank (\d+)\] (.*?)(?:{_MARK}(\d+))?\n?", re.DOTALL)
 _CLOSE_SECONDS = 2.0
 
@@ -37,7 +37,7 @@ def mark(number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A line of a rank or of the launcher, on the stream 1 or 2."""
+    """A line of a rank or of the launcher, on standard output (1) or error (2)."""
 
     stream: int
     text: str
@@ -77,20 +77,20 @@ class EventQueue:
         self._closed = False
 
     def put_output(self, event: Event) -> None:
-        """Add ``event``, which stands in an output; wait while nobody shows that."""
+        """Add ``event``, found in an output; wait while the buffer is full."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._lines) < _MOST_LINES or self._closed)
             self._lines.append(event)
             self._changed.notify_all()
 
     def put(self, event: Event) -> None:
-        """Add ``event``."""
+        """Add ``event``, which is not from an output."""
         with self._changed:
             self._answers.append(event)
             self._changed.notify_all()
 
     def next(self, until: float) -> Event | None:
-        """Return the next event, None at the moment ``until``. Ctrl-C ends the wait."""
+        """Return the next event, or None at the time ``until``. Ctrl-C ends the wait."""
         with self._changed:
             seconds = max(0.0, until - time.monotonic())
             self._changed.wait_for(lambda: self._lines or self._answers, seconds)
@@ -101,7 +101,7 @@ class EventQueue:
             return queue.popleft()
 
     def close(self) -> None:
-        """Let output come and be dropped."""
+        """Discard the buffered output, and no longer block on new output."""
         with self._changed:
             self._closed = True
             self._lines.clear()
@@ -109,7 +109,7 @@ class EventQueue:
 
 
 class OutputReader:
-    """Reads both outputs of the launcher ``process``, and adds them to ``events``."""
+    """Threads that read both outputs of the launcher ``process`` into ``events``."""
 
     def __init__(self, process: subprocess.Popen[bytes], events: EventQueue) -> None:
         self._events = events
@@ -125,7 +125,7 @@ class OutputReader:
             thread.start()
 
     def join(self) -> None:
-        """Wait, for a moment, until both outputs have ended."""
+        """Wait up to two seconds for each output to end."""
         for thread in self._threads:
             thread.join(_CLOSE_SECONDS)
 
@@ -149,5 +149,5 @@ def _events(stream: int, line: str) -> list[Event]:
 
 
 def show(printed: Printed) -> None:
-    """Print it in the output of the calling cell."""
+    """Print the line in the output of the calling cell."""
     (sys.stdout if printed.stream == 1 else sys.stderr).write(printed.text)

@@ -47,7 +47,7 @@ class _PendingTask:
 
 
 class RankServer:
-    """Runs a notebook's tasks in the main thread of this rank, one after the other."""
+    """A server that runs a notebook's tasks in this rank's main thread, one after the other."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_PendingTask | None] = SimpleQueue()
@@ -65,7 +65,7 @@ class RankServer:
         return job.reply
 
     def interrupt(self, number: int | None = None) -> None:
-        """Raise KeyboardInterrupt in the task ``number`` (None: the one that runs).
+        """Raise KeyboardInterrupt in the task ``number`` (None: the running one).
 
         A task that has not begun is interrupted when it begins.
         """
@@ -76,14 +76,14 @@ class RankServer:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def stack(self) -> str:
-        """Return where the main thread is, below this file."""
+        """Return the main thread's stack, without the frames of this file, as text."""
         frames = frames_of(threading.main_thread().ident or 0)
         ours = [i for i, (frame, _) in enumerate(frames) if frame.f_code is run_outside.__code__]
         below = frames[ours[-1] + 1 :] if ours else frames
         return "".join(traceback.StackSummary.extract(iter(below)).format())
 
     def end(self) -> None:
-        """Have ``serve`` return after the tasks that have arrived."""
+        """Let ``serve`` return after the tasks that have arrived."""
         self._jobs.put(None)
 
     def serve(self) -> None:
@@ -125,7 +125,7 @@ class RankServer:
             self._end_task()
 
     def _end_task(self) -> None:
-        """Keep interrupts of the finished task from reaching later code."""
+        """Consume interrupts of the finished task, so that later code does not receive them."""
         with self._lock:
             self._running = None
         with suppress(KeyboardInterrupt):
@@ -137,11 +137,11 @@ def _pack_result(value: object, function: object) -> Packed:
         return pack(value)
     except Exception as error:  # noqa: BLE001 (a class's own pickling may raise anything)
         name, kind = getattr(function, "__qualname__", repr(function)), type(value).__name__
-        raise TypeError(f"the result of {name}, a {kind}, cannot travel: {error}") from None
+        raise TypeError(f"the result of {name}, a {kind}, cannot be sent: {error}") from None
 
 
 def _drop_own_frames(error: BaseException) -> None:
-    """Let the traceback of ``error`` begin in the user's function, if it was called."""
+    """Let the traceback of ``error`` begin in the user's function, if the error is from there."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not run_outside.__code__:
         trace = trace.tb_next
@@ -158,16 +158,16 @@ def _last_call() -> object:
 
 
 def _join_anew() -> None:
-    """Leave the groups, whatever is under way on them, and meet the other ranks again."""
+    """Leave the groups, even during calls, and join the job again."""
     world = find_world()
     if world is not None:
         install(None, thread_only=False)
-        with suppress(CollectiveMismatchError):  # which ended the call before
+        with suppress(CollectiveMismatchError):  # the last call has already raised it
             world.close(drain=0.0, linger=0.0)
     init_process_group()
 
 
-# ------------------------------------------------------------------ notebooks come and go
+# ------------------------------------------------------------------ one notebook after the other
 
 
 def _meet_notebooks(server: RankServer, store: Store, rank: int, ranks: int) -> None:
@@ -184,7 +184,7 @@ def _meet_notebooks(server: RankServer, store: Store, rank: int, ranks: int) -> 
             place = PrefixStore(turn_key(turn), store.clone())
             world = _control.join(place, rank, ranks, secret, server)
         except DistError:
-            continue  # the notebook, or another rank, has gone meanwhile
+            continue  # the notebook, or another rank, has left
         ends = False
         with contextlib.closing(_NotebookService(world, server)), suppress(DistError):
             ends = world.call(ranks, _control.closed).wait()
@@ -194,7 +194,7 @@ def _meet_notebooks(server: RankServer, store: Store, rank: int, ranks: int) -> 
 
 
 class _NotebookService:
-    """Ends the notebook's World, and the tasks that it still runs here."""
+    """The end of a notebook's World and of its running task on this rank."""
 
     def __init__(self, world: _control.ControlWorld, server: RankServer) -> None:
         self._world, self._server = world, server
@@ -212,7 +212,7 @@ def _wait_for(store: Store, key: str) -> None:
 
 
 def main() -> None:
-    """Be a rank of the job that the environment describes, for notebooks, until one ends it."""
+    """Serve notebooks as a rank of the environment's job, until a notebook ends the ranks."""
     server = RankServer()
     init_process_group()
     world = current_world()

@@ -1,4 +1,4 @@
-"""``Ranks``: the processes behind a notebook, to call functions on."""
+"""``Ranks``: a notebook's ranks, on which it calls functions."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ _KEY_SECONDS = 10.0
 
 
 class RankSet:
-    """Some ranks, to call functions on; made by ``Ranks`` and its ``[...]``."""
+    """Ranks on which a notebook calls functions; created by indexing ``Ranks``."""
 
     def __init__(self, link: NotebookLink, ranks: Sequence[int]) -> None:
         self._link = link
         self.ranks: tuple[int, ...] = tuple(ranks)
-        """Their numbers, ascending."""
+        """The numbers of the ranks, ascending."""
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: Timeout | None = None) -> Any:
         """Call ``fn(*args)`` on these ranks, and return a dict of the results by rank.
 
-        ``fn`` may be of a cell, a lambda or a closure. It runs in the main thread of each rank.
-        What the ranks print appears here, each line behind its rank.
+        ``fn`` may be a cell's function, a lambda or a closure. It runs in the main thread of each
+        rank. The ranks' output appears in the calling cell, each line prefixed by its rank.
 
-        A global that ``fn`` uses is the notebook's, which travels along, or, where the notebook has
-        none of that name, the rank's own. What ``fn`` assigns to globals stays there.
+        If a global of ``fn`` exists in the notebook, its value is sent with ``fn``; otherwise
+        ``fn`` uses the rank's global. Globals that ``fn`` assigns remain on the rank.
 
-        When ``fn`` raises on a rank, the others have a moment to end by themselves, and are then
-        interrupted. Ctrl-C interrupts all. The ranks stay, with their variables. If calls of groups
-        were made before, the ranks begin with new groups, which a ``DeviceMesh`` finds by itself.
+        If ``fn`` raises on a rank, the others are interrupted after a moment. Ctrl-C interrupts all
+        ranks. The ranks and their variables remain. If the failed call had made calls on groups,
+        the ranks then use new groups, which a ``DeviceMesh`` finds by itself.
 
-        Raises ``RankError`` with the traceback of the rank that failed first: its exception is the
-        cause. Raises ``RankFailedError`` when a rank has died, which ends all; ``RpcTimeoutError``
-        past ``timeout`` seconds, with the place where the ranks are. Raises RuntimeError during
-        another call, while a rank is not done with an earlier one, and after ``close``; TypeError
-        for wrong arguments; what pickling them raises.
+        Raises:
+            RankError: With the traceback of the rank that failed first. Its exception is the cause.
+            RankFailedError: If a rank has died, which ends all ranks.
+            RpcTimeoutError: After ``timeout`` seconds, with the stacks of the unfinished ranks.
+            RuntimeError: During another call, while a rank has not finished an earlier one, and
+                after ``close``.
+            TypeError: For wrong arguments. Pickling errors are raised unchanged.
         """
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}: {fn!r}")
@@ -59,8 +61,8 @@ class RankSet:
     def execute(self, source: str, timeout: Timeout | None = None) -> None:
         """Run ``source``, the text of a cell, on these ranks, as ``%%ranks`` does.
 
-        Its names are global there, and live on. The value of a last expression is printed. Raises
-        the errors of ``run``.
+        Its names become globals of the ranks. The value of a last expression is printed.
+        ``timeout`` and the errors are those of ``run``.
         """
         if not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"source must be a str, got {type(source).__name__}")
@@ -71,11 +73,9 @@ class RankSet:
         )
 
     def __getitem__(self, which: str | int | Sequence[int]) -> RankSet:
-        """Return some of these ranks: those at ``"dp=0"`` of the mesh, one by its number, or
-        several.
+        """Return some of these ranks, by mesh coordinates such as ``"dp=0"`` or by number.
 
-        Raises ValueError for coordinates that the mesh has not, and for ranks that are not among
-        these.
+        Raises ValueError for coordinates outside the mesh, and for ranks that are not in this set.
         """
         return RankSet(self._link, self._link.choose(which, self.ranks))
 
@@ -87,20 +87,20 @@ class RankSet:
 
 
 class Ranks(RankSet):
-    """All ranks of a job that a notebook uses. ``close`` or the end of a ``with`` block ends them.
+    """All ranks of a notebook's job, until ``close`` or the end of a ``with`` block.
 
-    Made by ``local_ranks`` and ``meshlib.notebook.attach``.
+    Created by ``local_ranks`` and ``meshlib.notebook.attach``.
     """
 
     @property
     def is_closed(self) -> bool:
-        """True if the ranks have ended, or were left."""
+        """True if the ranks have ended, or the notebook has left them."""
         return self._link.closed_because is not None
 
     def close(self) -> None:
-        """End the ranks, at once where they do not do it by themselves. Idempotent.
+        """End the ranks, by force if necessary. Idempotent.
 
-        Ranks to which this notebook has attached are left alone, for the next notebook.
+        Ranks to which this notebook has attached continue, for the next notebook.
         """
         self._link.close()
 
@@ -117,19 +117,19 @@ class Ranks(RankSet):
 
 
 def local_ranks(ranks: int | str, *, timeout: Timeout = 60.0) -> Ranks:
-    """Start ranks on this machine that stay, for a notebook or a prompt to call functions on.
+    """Start persistent ranks on this machine, on which a notebook or a prompt calls functions.
 
-    ``ranks`` is their number, or a mesh, ``"dp=2,tp=2"``, which ``init_device_mesh()`` without
-    arguments finds on them. They have joined the job: ``all_reduce`` works at once. They end with
-    ``close``, with the ``with`` block, and with this process, also when that is killed. They have
-    ``timeout`` seconds to begin.
+    ``ranks`` is their number, or a mesh such as ``"dp=2,tp=2"``, which ``init_device_mesh()``
+    without arguments then returns on the ranks. The ranks have joined the job, so ``all_reduce``
+    works at once. They end with ``close``, with the ``with`` block, and with this process, even if
+    it is killed. They must start within ``timeout`` seconds.
 
-    Raises ValueError and TypeError for wrong arguments, ImportError without cloudpickle,
-    ``DistStoreError`` when the ranks do not begin, with what they have printed.
+    Raises ValueError and TypeError for wrong arguments, ImportError without cloudpickle, and
+    ``DistStoreError`` with the ranks' output if they do not start.
     """
     config = None
     if isinstance(ranks, str):
-        parse_mesh(ranks)  # or an error that says what is expected
+        parse_mesh(ranks)  # raises an error with the expectation
         config = MeshConfig.from_string(ranks)
         if config.world_size is None:
             raise ValueError(f"ranks is {ranks!r}, with a size to be inferred; expected all sizes")
@@ -146,15 +146,15 @@ def local_ranks(ranks: int | str, *, timeout: Timeout = 60.0) -> Ranks:
 
 
 def attach(job: str | None = None) -> Ranks:
-    """Call the ranks of a job that runs ``python -m meshlib.notebook``, under meshrun or an engine.
+    """Attach to the ranks of a job that runs ``python -m meshlib.notebook`` under a launcher.
 
-    ``job`` names it as for ``meshlib top``: the launcher's process id, the beginning of its name,
-    or ``HOST:PORT`` of its store, with the secret from the environment. None means the only job of
-    this user on this machine. What its ranks print appears where the job was started. One notebook
-    is attached at a time; ``close`` leaves the ranks for the next.
+    ``job`` names the job as for ``meshlib top``: the launcher's process id, the beginning of its
+    name, or ``HOST:PORT`` of its store, with the secret from the environment. None means this
+    user's only job on this machine. The ranks' output appears where the job was started. One
+    notebook can be attached at a time; after ``close`` the ranks continue, for the next notebook.
 
-    Raises ValueError when ``job`` is none, or several; ImportError without cloudpickle;
-    ``DistStoreError`` when its ranks do not answer.
+    Raises ValueError if ``job`` matches no job or several, ImportError without cloudpickle, and
+    ``DistStoreError`` if the ranks do not respond.
     """
     require_cloudpickle()
     return _attach(find(job), EventQueue(), None)

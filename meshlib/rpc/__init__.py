@@ -1,4 +1,4 @@
-"""Remote calls: functions run, and objects held, on other ranks. Names as in
+"""Remote calls, which run functions and hold objects on other ranks, with the names of
 ``torch.distributed.rpc``.
 """
 

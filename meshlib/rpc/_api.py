@@ -1,4 +1,4 @@
-"""RPC's functions: start and shutdown, calls, and queries about workers."""
+"""The public functions of RPC: start, shutdown, calls, workers."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from transport._waiting.deadline import Deadline, Timeout, to_seconds
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT = 60.0
-"""Seconds that a call may take when nobody says otherwise."""
+"""The default timeout of a call, in seconds."""
 DEFAULT_THREADS = 16
 _NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 _FLUSH_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 
 Worker = str | int | WorkerInfo
-"""Whom to call: a name, a rank, or what ``get_worker_info`` and ``mesh.worker`` return."""
+"""The worker to call: its name, its rank, or the ``WorkerInfo`` that ``mesh.worker`` returns."""
 
 
 @dataclass(eq=False)
 class RpcBackendOptions:
     """Options for making and serving calls.
 
-    At most ``num_worker_threads`` calls of others run at once, not counting those that wait for
-    calls of their own. The default timeout of a call is ``rpc_timeout`` (seconds; 0: none). Without
-    a process group, the workers meet at ``init_method``.
+    At most ``num_worker_threads`` calls run on a worker at once, not counting calls that wait for
+    their own remote calls. The default timeout of a call is ``rpc_timeout`` (seconds; 0: none).
+    Without a process group, the workers find each other by ``init_method``.
     """
 
     num_worker_threads: int = DEFAULT_THREADS
@@ -63,23 +63,23 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    """Make this rank a worker called ``name``, and wait until all ranks are.
+    """Make this rank a worker called ``name``, and wait until all ranks are workers.
 
-    The workers are the ranks of the job. Without a default process group, this makes one from
+    The workers are the ranks of the job. Without a default process group, this creates one from
     ``rank``, ``world_size`` and the options' ``init_method``, or from the environment, and
-    ``shutdown`` ends it. The ``rpc_backend_options`` limit the calls that run here at once, and the
+    ``shutdown`` ends it. ``rpc_backend_options`` limit the concurrent calls on this worker, and the
     time of a call. ``backend`` is accepted for compatibility with c10d.
 
     Raises ValueError for an invalid name (expected 1 to 127 letters, digits, ``_``, ``:``, ``-``),
-    a name of another worker, or a rank or size that is not the group's. Raises RuntimeError where
-    RPC is initialised already. Raises ``DistStoreError`` that names missing workers, and
-    ``WorkerLostError`` if one died before.
+    a name of another worker, or a rank or size other than the group's. Raises RuntimeError if
+    RPC is already initialised. Raises ``DistStoreError`` with the missing workers, and
+    ``WorkerLostError`` if a worker died before.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"name must be a str, got {name!r}")
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"name is {name!r}; expected 1 to 127 characters out of letters, digits, '_', ':', '-'"
+            f"name is {name!r}; expected 1 to 127 characters: letters, digits, '_', ':', '-'"
         )
     options = rpc_backend_options or RpcBackendOptions()
     limit = to_whole_number(options.num_worker_threads, "num_worker_threads")
@@ -95,7 +95,7 @@ def init_rpc(
             undo.callback(destroy_process_group)
         world = current_world()
         if world.rpc is not None:
-            raise RuntimeError("RPC is initialised already; call rpc.shutdown() first")
+            raise RuntimeError("RPC is already initialised; call rpc.shutdown() first")
         for what, given, is_ in (
             ("rank", rank, world.rank),
             ("world_size", world_size, world.size),
@@ -149,14 +149,14 @@ def _exchange_names(store: Store, name: str, world: World) -> list[str]:
 
 
 def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
-    """End RPC on this worker, and the process group if ``init_rpc`` made it.
+    """End RPC on this worker, and the process group if ``init_rpc`` created it.
 
-    A graceful end waits until all live workers have called this, and no call, callback or function
-    is under way on any of them. Until then calls work. Past ``timeout`` (seconds, 0: none) it
-    raises ``RpcTimeoutError`` that names the missing workers, and RPC goes on. Without
-    ``graceful``, calls under way fail.
+    A graceful shutdown waits until all live workers have called this, and no call or callback runs
+    on any of them. Until then calls work. After ``timeout`` (seconds, 0: none) it
+    raises ``RpcTimeoutError`` with the missing workers, and RPC continues. Without
+    ``graceful``, running calls fail.
 
-    Raises RuntimeError where RPC is not initialised.
+    Raises RuntimeError if RPC is not initialised.
     """
     worker = current_worker()
     seconds = to_seconds(timeout)
@@ -176,20 +176,20 @@ def rpc_sync(
 ) -> T:
     """Call ``func(*args, **kwargs)`` on a worker and return the result.
 
-    ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
-    uncopied where possible: do not change an argument before the call has ended. The function runs
-    at most once, in a thread of the worker.
+    ``func`` is sent by its name. Arguments and result are pickled, except the memory of arrays,
+    which is not copied if possible: do not change an argument before the call has ended. The
+    function runs at most once, in a thread of the worker.
 
     Args:
         to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: The function to call; can be imported there under the same name
+        func: The function to call, importable on the worker under the same name
         args: Its positional arguments
         kwargs: Its keyword arguments
-        timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+        timeout: Seconds (or ``"30s"``) until the call fails; 0: never; None, -1: ``rpc_timeout``
 
     Raises the exception of ``func``, with the worker's traceback as its cause, or
     ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``. Raises ValueError and
-    TypeError for wrong arguments, and the errors of pickling.
+    TypeError for wrong arguments, and pickling errors.
     """
     request = _request(to, func, args, kwargs, timeout)
     return request[0].caller.call(*request[1:]).wait()
@@ -202,28 +202,28 @@ def rpc_async(
     kwargs: Mapping[str, Any] | None = None,
     timeout: Timeout | None = None,
 ) -> Future[T]:
-    """Call ``func(*args, **kwargs)`` on a worker and return a future of the result at once.
+    """Call ``func(*args, **kwargs)`` on a worker and return a future of the result, immediately.
 
-    ``func`` travels by its name, arguments and result pickled, the memory of arrays beside that and
-    uncopied where possible: do not change an argument before the call has ended. The function runs
-    at most once, in a thread of the worker. Callbacks of the future (``then``) run in a thread of
-    this worker, and may make calls and wait for them.
+    ``func`` is sent by its name. Arguments and result are pickled, except the memory of arrays,
+    which is not copied if possible: do not change an argument before the call has ended. The
+    function runs at most once, in a thread of the worker. Callbacks of the future (``then``) run in
+    a thread of this worker, and may make calls and wait for them.
 
-    Blocks while more than a megabyte of earlier calls waits for the worker to read it.
+    Blocks while the worker has not read more than a megabyte of earlier calls.
 
     Args:
         to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: The function to call; can be imported there under the same name
+        func: The function to call, importable on the worker under the same name
         args: Its positional arguments
         kwargs: Its keyword arguments
-        timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+        timeout: Seconds (or ``"30s"``) until the call fails; 0: never; None, -1: ``rpc_timeout``
 
     Returns:
         The future. Its ``wait()`` raises the exception of ``func``, with the worker's traceback as
         its cause, or ``RpcTimeoutError``, ``WorkerLostError`` or ``RpcConnectionError``.
 
-    Raises ValueError and TypeError for wrong arguments, the errors of pickling, and
-    ``WorkerLostError`` for a worker that is known to be gone.
+    Raises ValueError and TypeError for wrong arguments, pickling errors, and ``WorkerLostError``
+    for a worker that is known to be lost.
     """
     request = _request(to, func, args, kwargs, timeout)
     return polled(request[0].caller.call(*request[1:]))
@@ -236,21 +236,21 @@ def remote(
     kwargs: Mapping[str, Any] | None = None,
     timeout: Timeout | None = None,
 ) -> RRef[T]:
-    """Call ``func(*args, **kwargs)`` on a worker, where the result stays; return a reference to it.
+    """Call ``func(*args, **kwargs)`` on a worker and return a reference to the result, immediately.
 
-    Returns at once. The result lives as long as a reference to it. Errors are raised where the
-    reference is used: ``func``'s own, ``RpcTimeoutError``, ``WorkerLostError``,
+    The result remains on the worker, and lives as long as a reference to it. Using the reference
+    raises the call's errors: ``func``'s own, ``RpcTimeoutError``, ``WorkerLostError`` or
     ``RpcConnectionError``. On other workers the last three become ``RRefLostError``.
 
     Args:
         to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``
-        func: The function or class to call; can be imported there under the same name
+        func: The function or class to call, importable on the worker under the same name
         args: Its positional arguments
         kwargs: Its keyword arguments
-        timeout: Seconds (or ``"30s"``) until the call fails; 0: no end; None, -1: ``rpc_timeout``
+        timeout: Seconds (or ``"30s"``) until the call fails; 0: never; None, -1: ``rpc_timeout``
 
-    Raises ValueError and TypeError for arguments, what pickling raises, ``WorkerLostError`` for a
-    worker that is known to be gone.
+    Raises ValueError and TypeError for wrong arguments, pickling errors, and ``WorkerLostError``
+    for a worker that is known to be lost.
     """
     return create(*_request(to, func, args, kwargs, timeout))
 
@@ -262,7 +262,7 @@ def _request(
     kwargs: Mapping[str, Any] | None,
     timeout: Timeout | None,
 ) -> tuple[LocalWorker, int, Callable[..., Any], tuple[Any, ...], dict[str, Any], float | None]:
-    """Return the calling worker, and the checked arguments of its call."""
+    """Return the calling worker and the checked arguments of its call."""
     worker = current_worker()
     seconds = seconds_of(timeout)
     if not callable(func):
@@ -271,9 +271,9 @@ def _request(
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Return the worker called ``worker_name``, this one for None.
+    """Return the worker called ``worker_name``, or this worker for None.
 
-    Raises ValueError for a name that no worker has, RuntimeError where RPC is not initialised.
+    Raises ValueError for an unknown name, and RuntimeError if RPC is not initialised.
     """
     worker = current_worker()
     rank = worker.rank if worker_name is None else worker.directory.find(worker_name)
@@ -286,41 +286,41 @@ def get_worker_infos() -> tuple[WorkerInfo, ...]:
 
 
 def get_rpc_timeout() -> float:
-    """Return the seconds that a call may take which says nothing else (0: no end)."""
+    """Return the default timeout of calls in seconds (0: none)."""
     return current_worker().caller.timeout
 
 
 def cancelled() -> bool:
-    """Return whether the call that this thread serves is pointless: its caller is gone, the
-    connection to it broke, or the deadline has passed. False outside of remote calls.
+    """Return whether the call that this thread serves has no waiting caller any more: its caller is
+    lost, the connection broke, or the deadline has passed. False outside remote calls.
 
-    A function that takes long looks at this now and then, and returns.
+    Long-running functions should check this regularly, and return if it is true.
     """
     call = current_worker().execution.current
     return call is not None and call.cancelled is not None
 
 
 def add_carrier(name: str, carrier: Carrier) -> None:
-    """Let every call carry the values of ``carrier``; see ``Carrier``.
+    """Add the values of ``carrier`` to every call, under ``name``.
 
-    Called on every worker after ``init_rpc`` and before the first call. Raises ValueError for a
-    name that there is.
+    Call this on every worker after ``init_rpc`` and before the first call. Raises ValueError if
+    the name exists.
     """
     current_worker().carriers.add(name, carrier)
 
 
 def pickled_for() -> int | None:
-    """Return the rank of the worker for which the calling thread is pickling a call, else None.
+    """Return the rank of the worker for which the calling thread is pickling, or None.
 
-    For a ``__reduce__`` whose result is only valid on that worker.
+    For a ``__reduce__`` whose result is valid only on that worker.
     """
     worker = find_worker()
     return None if worker is None else worker.references.pickled_for
 
 
 def differentiate_by(make: Callable[[], Differentiating]) -> None:
-    """Have the workers of this process keep gradients by what ``make()`` returns, from ``init_rpc``
-    on. The package that keeps gradients calls it when it is imported.
+    """Set ``make``, which creates the carrier of gradients of each worker of this process. The
+    package that implements the carrier calls this when it is imported.
     """
     keep_gradients_by(make)
     if find_worker() is not None:
@@ -328,14 +328,14 @@ def differentiate_by(make: Callable[[], Differentiating]) -> None:
 
 
 def differentiate() -> Differentiating:
-    """Return this worker's keeper of gradients, which goes with all calls. ``differentiate_by``
-    has said how it is made; ``parallel.rpc.dist_autograd`` is the one.
+    """Return this worker's carrier of gradients, created by the function of ``differentiate_by``
+    (set by ``parallel.rpc``).
 
-    Raises RuntimeError where RPC is not initialised, or nothing keeps gradients.
+    Raises RuntimeError if RPC is not initialised, or there is no such function.
     """
     worker, make = current_worker(), gradients_kept_by()
     if make is None:
-        raise RuntimeError("nothing keeps the gradients of remote calls: import parallel.rpc")
+        raise RuntimeError("gradients of remote calls need parallel.rpc: import it")
     found = worker.carriers.differentiate(make)
     for rank in list(worker.directory.lost):
         found.lose(rank)

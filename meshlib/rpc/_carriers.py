@@ -1,7 +1,7 @@
-"""Carriers: data that travel with a call beside its arguments, and back beside its value.
+"""Carriers: data that accompany a call's arguments to the callee, and its result back.
 
-Through carriers, a context of gradients, an identity or a tracer's span accompanies every call
-without the program's help.
+Carriers attach an autograd context, an identity or a tracer's span to every call without changes
+to the program.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ from meshlib.rpc._calling.futures import PreparedCall
 GRADIENTS = "gradients"
 """The name of the carrier of gradients."""
 Back = Callable[[], Any]
-"""Called in the callee's thread once the function has returned, with its result on the way: returns
-what goes back, which is pickled; None: nothing.
+"""Called in the callee's thread when the function has returned. Returns the value to send back,
+which is pickled, or None.
 """
 
 
 class Carrier(Protocol):
-    """Registered by ``add_carrier`` on every worker, under the same name."""
+    """A carrier; ``add_carrier`` registers it on every worker, under the same name."""
 
     def send(self, to: int) -> Any:
-        """Return the value that a call to the worker of rank ``to`` carries, or None.
+        """Return the value to send with a call to the worker of rank ``to``, or None.
 
         Called in the thread that makes the call, before its arguments are pickled.
         """
         ...
 
     def serve(self, sent: Any, caller: int) -> AbstractContextManager[Back]:
-        """Return the block in which the function of a call that took ``sent`` along runs, by the
-        worker of rank ``caller``. Its value determines what goes back.
+        """Return the context manager in which the callee runs the function of a call with the value
+        ``sent``, from the worker of rank ``caller``. It yields the ``Back`` function.
         """
         ...
 
     def receive(self, sent: Any, back: Any, callee: int) -> None:
-        """Take the value that came ``back`` from a call that carried ``sent``.
+        """Handle the value ``back`` of a call that was sent with ``sent``.
 
-        Called before the call's future is done, in the thread that reads the reply: it must
-        neither wait nor raise.
+        Called before the call's future is done, in the thread that reads the reply. Must neither
+        wait nor raise.
         """
         ...
 
 
 class Differentiating(Carrier, Protocol):
-    """A carrier of gradients, which calls, RRefs and ends of workers also use."""
+    """The carrier of gradients, which also handles RRefs and lost workers."""
 
     def replace(
         self,
@@ -56,27 +56,27 @@ class Differentiating(Carrier, Protocol):
         kwargs: dict[str, Any],
         creates: bool,
     ) -> Any:
-        """Return the call that is made in place of ``request(args, kwargs)``, None: that one.
+        """Return the call to make in place of ``request(args, kwargs)``, or None to make that.
 
-        The arguments are the program's, not pickled yet; with ``creates``, the value stays on the
-        worker. The result has ``Future``'s methods, and the ``connection`` of its call.
+        The arguments are not pickled yet. With ``creates``, the value remains on the worker. The
+        result has ``Future``'s methods, and the ``connection`` of its call.
         """
         ...
 
     def backward(self, context_id: int, value: object, retain_graph: bool) -> None:
-        """Compute gradients from ``value``, an object of this worker (``RRef.backward``)."""
+        """Run the backward pass from ``value``, an object of this worker (``RRef.backward``)."""
         ...
 
     def answering(self, sent: Any) -> AbstractContextManager[None]:
-        """Return the context for pickling the result of a call that carried ``sent``."""
+        """Return the context for pickling the result of a call that was sent with ``sent``."""
         ...
 
     def current(self) -> int | None:
-        """Return the context of the calling thread, None if it has none."""
+        """Return the calling thread's autograd context id, or None."""
         ...
 
     def lose(self, rank: int) -> None:
-        """Note that the worker of ``rank`` is gone. Neither waits nor raises."""
+        """Record the loss of the worker ``rank``. Must neither wait nor raise."""
         ...
 
 
@@ -84,7 +84,7 @@ class Carriers:
     """The carriers of one worker, by name."""
 
     def __init__(self) -> None:
-        # Replaced as a whole: calls go through it while a carrier is added.
+        # Replaced, never changed, because calls iterate over it.
         self._by_name: dict[str, Carrier] = {}
         self._adding = threading.Lock()
         self.gradients: Differentiating | None = None
@@ -93,14 +93,14 @@ class Carriers:
         return bool(self._by_name)
 
     def add(self, name: str, carrier: Carrier) -> None:
-        """Let every call carry the values of ``carrier``. Raises ValueError for a name twice."""
+        """Add ``carrier`` to every call. Raises ValueError if ``name`` exists."""
         with self._adding:
             if name in self._by_name:
-                raise ValueError(f"there is a carrier {name!r} already")
+                raise ValueError(f"a carrier {name!r} already exists")
             self._by_name = {**self._by_name, name: carrier}
 
     def differentiate(self, make: Callable[[], Differentiating]) -> Differentiating:
-        """Return the carrier of gradients; add it first, where it is not there yet."""
+        """Return the carrier of gradients, created by ``make`` if there is none."""
         with self._adding:
             if self.gradients is None:
                 made = make()
@@ -109,7 +109,7 @@ class Carriers:
             return self.gradients
 
     def send(self, to: int) -> dict[str, Any] | None:
-        """Return the values that a call carries, by carrier."""
+        """Return the values to send with a call, by carrier's name; None: no values."""
         sent = {
             name: it
             for name, carrier in self._by_name.items()
@@ -118,7 +118,7 @@ class Carriers:
         return sent or None
 
     def serve(self, sent: dict[str, Any], caller: int, stack: ExitStack) -> dict[str, Back]:
-        """Enter the blocks of a call's carriers. Raises KeyError for one that is not here."""
+        """Enter the contexts of a call's carriers. Raises KeyError for an unknown carrier."""
         return {
             name: stack.enter_context(self._by_name[name].serve(it, caller))
             for name, it in sent.items()
@@ -131,7 +131,7 @@ class Carriers:
         return self.gradients.answering(sent[GRADIENTS])
 
     def receive(self, sent: dict[str, Any], back: dict[str, Any], callee: int) -> None:
-        """Give each carrier its value that came back."""
+        """Pass each carrier its value of the reply."""
         for name, it in back.items():
             if name in self._by_name:
                 self._by_name[name].receive(sent.get(name), it, callee)

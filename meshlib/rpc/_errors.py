@@ -17,7 +17,7 @@ class RpcTimeoutError(DistBackendError, TimeoutError):
 
 
 class WorkerLostError(DistBackendError):
-    """The worker that a call needs is gone; the message says how it ended, and during which call.
+    """The worker that a call needs is lost; the message has the cause and the call.
 
     ``rank`` is its rank, ``worker`` its name.
     """
@@ -32,25 +32,25 @@ class WorkerLostError(DistBackendError):
 
 
 class RpcConnectionError(DistNetworkError):
-    """The connection that a call was under way on broke, and the worker lives: the function may
-    have run there or not. The next call makes another connection.
+    """The connection of a call broke, but the worker lives. The function may or may not have run.
+    The next call opens another connection.
     """
 
 
 class RRefLostError(DistBackendError):
-    """The object that an RRef refers to is gone, or was never made; the message says why."""
+    """The object of an RRef is lost or was never created; the message has the reason."""
 
 
 class WaitCycleError(DistBackendError):
-    """Calls wait for each other in a circle, and would for ever; the message has a row for each."""
+    """Calls wait for each other in a cycle, forever; the message has a row for each call."""
 
 
 class RemoteError(DistBackendError):
-    """Stands for an exception that could not travel, or that must not end another process."""
+    """A substitute for an exception that cannot be pickled, or that would end another process."""
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception where it was raised: that one's ``__cause__``."""
+    """The remote traceback of an exception, as its ``__cause__``."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -61,11 +61,11 @@ class RemoteTraceback(Exception):
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """Return a copy of ``error`` to keep, or to raise in place of one that is kept.
+    """Return a copy of ``error`` without traceback, to store or to raise in place of a stored one.
 
-    The traceback of an exception refers to every frame that it passed, and to all their objects. If
-    an object holds the exception, and such a frame a reference to the object, neither is ever
-    freed. An exception without a copy is returned itself.
+    An exception's traceback refers to every frame that it passed, and to the frames' objects. If
+    one of these objects is a reference to an object that holds the exception, neither is ever
+    freed. An exception that cannot be copied is returned itself.
     """
     made = safely(lambda: copy.copy(error), error)
     if type(made) is not type(error):
@@ -74,21 +74,20 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 def with_cause(error: BaseException, text: str) -> BaseException:
-    """Return ``error`` with the traceback ``text`` of where it was raised as its cause."""
+    """Return ``error`` with its remote traceback ``text`` as its cause."""
     return _caused_by(error, RemoteTraceback(text))
 
 
 def _caused_by(error: BaseException, cause: BaseException | None) -> BaseException:
-    BaseException.__setattr__(error, "__cause__", cause)  # its class may have a method of its own
+    BaseException.__setattr__(error, "__cause__", cause)  # its class may define __setattr__
     return error
 
 
 def safely(make: Callable[[], T], otherwise: T) -> T:
-    """Return ``make()``, or ``otherwise`` where that raises anything.
+    """Return ``make()``, or ``otherwise`` if that raises anything.
 
-    For threads that serve others, where they run code of a user's class (``__str__``,
-    ``__reduce__``): no exception of it may end the thread. Raises KeyboardInterrupt in the main
-    thread, where a signal causes it.
+    For code of users' classes (``__str__``, ``__reduce__``), whose exceptions must not end a
+    serving thread. Raises KeyboardInterrupt in the main thread, where a signal causes it.
     """
     try:
         return make()
@@ -110,7 +109,7 @@ def answerable(error: BaseException) -> Exception:
 
 
 def describe(error: BaseException) -> str:
-    """Return the type and text of ``error``, whatever its own methods do."""
+    """Return the type and text of ``error``, even if its methods raise."""
     name = safely(lambda: type(error).__name__, "an exception without a name")
     return f"{name}: {safely(lambda: str(error), '(its __str__ failed)')}"
 

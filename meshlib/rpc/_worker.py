@@ -1,4 +1,4 @@
-"""This process's worker: it connects caller, server and references to a channel."""
+"""The worker of a process, which connects caller, server and references to a channel."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from transport._errors import (
 _LOGGER = logging.getLogger("meshlib")
 BACKLOG_CALLS = 4096
 BACKLOG_BYTES = 64 << 20
-"""With a larger backlog, a worker reads no requests until it is halved."""
+"""With a larger backlog, a worker reads no requests until the backlog is halved."""
 
 
 class LocalWorker:
     """The worker of this process, or of this rank if ranks are threads.
 
-    ``membership`` has all workers, and ``name`` is this worker's. ``limit`` is the number of calls
-    that may run here at once, ``timeout`` the default deadline of calls in seconds (0 for none).
+    ``membership`` has all workers, and ``name`` is this worker's. At most ``limit`` calls run here
+    at once. ``timeout`` is the default timeout of calls in seconds (0: none).
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class LocalWorker:
         self.world = world
         self.rank: int = rank
         self.owns_world = False
-        """True if ``init_rpc`` made the World, so that it ends with RPC."""
+        """True if ``init_rpc`` created the World, which then ends with RPC."""
         self._acting: set[int] = set()
-        """The threads that handle frames now."""
+        """The threads that are handling frames."""
         threads = ThreadPool(f"meshlib-rpc-{rank}", limit, world.adopt_thread, _log_error)
         self.directory: WorkerDirectory = WorkerDirectory(rank, size, name, world.timeout)
         self.timer: TimerThread = TimerThread(f"meshlib-rpc-timer-{rank}")
@@ -112,7 +112,7 @@ class LocalWorker:
         return self.directory.infos
 
     def meet(self, names: Sequence[str]) -> None:
-        """Set the names of all workers, by rank, and begin to listen for losses."""
+        """Set the names of all workers, by rank, and start listening for losses."""
         self.recorder.workers = tuple(names)
         self.directory.meet(names)
         self.world.listener.on_exit(self.lose)
@@ -133,17 +133,17 @@ class LocalWorker:
     def _act(
         self, connection: ChannelConnection, act: Callable[[ChannelConnection, Any], None], on: Any
     ) -> None:
-        """Call ``act(connection, on)``; the worker counts as active meanwhile."""
+        """Call ``act(connection, on)``, during which the worker counts as active."""
         me = threading.get_ident()
         self._acting.add(me)
         try:
             act(connection, on)
         except (DistError, OSError):
             raise
-        except BaseException as error:  # a user's class may raise anything when it is unpickled
+        except BaseException as error:  # unpickling a user's class may raise anything
             reason = describe(answerable(error))
             who = self.directory.describe(connection.peer)
-            text = f"{who} sent a message that cannot be understood: {reason}"
+            text = f"{who} sent a message that cannot be read: {reason}"
             raise DistNetworkError(text) from error
         finally:
             self._acting.discard(me)
@@ -167,12 +167,12 @@ class LocalWorker:
             case FrameKind.QUERY if not connection.outgoing:
                 self._on_question(connection, frame)
             case FrameKind.CANCEL if not connection.outgoing:
-                call_id, why = (connection.peer, frame.number), "its caller waits no longer"
+                call_id, why = (connection.peer, frame.number), "its caller no longer waits"
                 call = self.execution.calls.get(call_id)
                 if call is not None:
                     call.cancelled = why
             case _:
-                raise ConnectionError(f"a frame of kind {frame.kind} came the wrong way")
+                raise ConnectionError(f"a frame of kind {frame.kind} has the wrong direction")
 
     def _on_question(self, connection: AnyConnection, frame: ChannelFrame) -> None:
         def reply(answer: object) -> None:
@@ -204,7 +204,7 @@ class LocalWorker:
     # ------------------------------------------------------------------ ends
 
     def on_end(self, connection: ChannelConnection, error: Exception) -> None:
-        """Note that a connection has ended."""
+        """Handle the end of a connection."""
         if connection.outgoing:
             self.caller.on_end(connection, error)
         else:
@@ -212,15 +212,15 @@ class LocalWorker:
             self.execution.cancel(lambda call: call.connection is connection, why)
 
     def on_refusal(self, peer: int, error: DistError) -> DistError:
-        """Return the error for a worker that cannot be reached; note whether it is lost."""
+        """Return the error for a worker that cannot be reached, after recording a loss."""
         if isinstance(error, PeerLostError):
             self.directory.await_loss(peer, LOSS_SECONDS)
-            self.lose(peer, f"is gone: {error}")
+            self.lose(peer, f"is lost: {error}")
             return self.directory.lost_error(peer)
         return AuthenticationError(f"{self.directory.describe(peer)} was refused: {error}")
 
     def lose(self, rank: int, how: str) -> None:
-        """End the calls from and to a lost worker, and its references. Idempotent."""
+        """End the calls from and to a lost worker, and drop its references. Idempotent."""
         if not self.directory.lose(rank, how):
             return
         self.channel.forget(rank, f"the worker {how}")
@@ -232,7 +232,7 @@ class LocalWorker:
             self.carriers.gradients.lose(rank)
 
     def _has_left(self) -> bool:
-        """True if this worker is closed, or the program has left its World."""
+        """Return whether this worker is closed, or the program has left its World."""
         return self.caller.closed or find_world() is not self.world
 
     def close(self, flush: float = 0.0) -> None:
@@ -261,11 +261,11 @@ class LocalWorker:
     # ------------------------------------------------------------------ state
 
     def activity(self) -> int | None:
-        """Return a number that changes with all activity of this worker. Return None while it is
+        """Return a number that changes with every activity of this worker, or None while it is
         active: while a call waits for its reply, or a request or callback runs.
         """
-        # A reply becomes a callback, and a callback becomes a job that ends or makes a call. They
-        # are read in this order. So activity that moves on meanwhile is seen at a later stage, or
+        # A reply becomes a callback, and a callback becomes a job that ends or makes a call. The
+        # stages are checked in this order, so concurrent activity is seen at a later stage or
         # changes the number.
         threads, caller = self.execution.threads, self.caller
         number = threads.done + caller.last_number
@@ -278,13 +278,13 @@ class LocalWorker:
         return number if number == threads.done + caller.last_number else None
 
     def _state(self) -> str:
-        """Return the remaining activity of this worker, for messages."""
+        """Describe the remaining activity of this worker, for messages."""
         calls = [call for call in self.caller.pending() if not call.is_question]
         if calls:
             names = ", ".join(f"{c.what} on {self.directory.describe(c.to)}" for c in calls[:8])
-            return f"{len(calls)} calls of this worker wait for their replies: {names}"
+            return f"{len(calls)} calls of this worker wait for replies: {names}"
         served = len(self.execution.calls)
-        return f"this worker serves {served} calls" if served else "this worker is done"
+        return f"this worker serves {served} calls" if served else "this worker is idle"
 
     def _under_way(self) -> list[Record]:
         served = list(self.execution.calls.values())
@@ -292,7 +292,7 @@ class LocalWorker:
         return [*map(self.recorder.being_served, served), *made]
 
     def _tick(self) -> float:
-        """Do all due work, in the timer's thread; return the moment of the next tick."""
+        """Do all due work, in the timer's thread; return the time of the next tick."""
         pauses = self.references.tick(), self.shutdown.tick(), self.cycles.tick()
         due = self.deadlines.tick(self.caller, self.directory.describe)
         now = time.monotonic()
@@ -305,7 +305,7 @@ def _log_error(error: BaseException) -> None:
 
 
 def find_worker() -> LocalWorker | None:
-    """Return the worker of the calling thread's World, if there is one."""
+    """Return the worker of the calling thread's World, or None."""
     world = find_world()
     worker = None if world is None else world.rpc
     return worker if isinstance(worker, LocalWorker) else None
@@ -314,7 +314,7 @@ def find_worker() -> LocalWorker | None:
 def current_worker() -> LocalWorker:
     """Return the worker of the calling thread's World.
 
-    Raises RuntimeError when there is none, DistBackendError in a fork of its process.
+    Raises RuntimeError if there is none, and DistBackendError in a forked child.
     """
     world = current_world()
     worker = world.rpc

@@ -1,4 +1,4 @@
-"""``async_execution``: functions that answer later."""
+"""``async_execution``: remotely called functions that return a future."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MARK = "_meshlib_rpc_async"
 
 
 def async_execution(fn: F) -> F:
-    """Have remote calls of ``fn``, which returns a ``Future``, end when that future does.
+    """Make remote calls of ``fn``, which returns a ``Future``, end with that future.
 
-    The thread that runs ``fn`` is free as soon as ``fn`` returns: it chains later work to a future
-    (``then``) instead of waiting. Put ``@staticmethod`` and ``@classmethod`` outside of this
-    decorator. Call methods by an RRef's ``rpc_sync()`` and the like.
+    The thread that runs ``fn`` is released when ``fn`` returns, so ``fn`` chains work to a future
+    (``then``) instead of waiting. Put ``@staticmethod`` and ``@classmethod`` outside this
+    decorator. Call methods by an RRef's ``rpc_sync()``, ``rpc_async()`` or ``remote()``.
 
-    Raises TypeError (in the call) if ``fn`` returns anything else.
+    The call raises TypeError if ``fn`` returns anything else.
     """
 
     @functools.wraps(fn)
@@ -31,12 +31,12 @@ def async_execution(fn: F) -> F:
 
 
 def is_async(fn: object) -> bool:
-    """Return whether ``fn`` was made by ``async_execution``."""
+    """Return whether ``fn`` is decorated with ``async_execution``."""
     return getattr(fn, _MARK, False) is True
 
 
 def future_of(fn: object, result: object) -> Future[Any]:
-    """Return the result of an async ``fn``. Raises TypeError if that is not a future."""
+    """Return ``result``, returned by an async ``fn``. Raises TypeError if it is not a future."""
     if not isinstance(result, Future):
         name = getattr(fn, "__qualname__", repr(fn))
         raise TypeError(

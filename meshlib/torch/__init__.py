@@ -1,9 +1,9 @@
-"""A backend for ``torch.distributed``: CPU tensors go through meshlib.
+"""A backend for ``torch.distributed`` that communicates CPU tensors over meshlib.
 
-It is registered under the name ``meshlib`` as soon as PyTorch is imported, or this:
+Importing PyTorch or this package registers the backend ``meshlib``:
 ``torch.distributed.init_process_group("meshlib")``, or ``"cpu:meshlib,cuda:nccl"``.
 
-PyTorch is imported here and nowhere else in meshlib.
+No other package of meshlib imports PyTorch.
 """
 
 from meshlib.torch._registration import register

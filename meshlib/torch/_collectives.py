@@ -1,8 +1,8 @@
-"""c10d's collectives on tensors, as its process groups have them, by meshlib's on arrays.
+"""The collectives on tensors of c10d's process groups, by meshlib's collectives on arrays.
 
-A call whose caller waits for it (``opts.asyncOp`` is false) runs in the caller's thread and raises
-there. ``opts.timeout``, where it is set, is the call's deadline. Lists of lists have one entry, as
-with Gloo: c10d once had one for each GPU of a rank.
+A synchronous call (``opts.asyncOp`` is false) runs in the caller's thread and raises there.
+``opts.timeout``, if set, is the call's deadline. Lists of lists have one entry, as with Gloo: in
+early c10d they had an entry for each GPU of a rank.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from meshlib._calls.work import Work, collect_all
 from meshlib._groups.process_group import ProcessGroup
-from meshlib.torch._around import Around
-from meshlib.torch._finishing import Finish, apart, average_of_integers, finished
+from meshlib.torch._finishing import Finish, average_of_integers, finished, without_repeats
+from meshlib.torch._hooks import CallHooks
 from meshlib.torch._not_compiled import not_compiled
 from meshlib.torch._tensors import Array, array, arrays, reduction
 from meshlib.torch._works import ContinuationThreads, TorchWork
@@ -26,14 +26,14 @@ _c10d: Any = import_module("torch._C._distributed_c10d")
 
 Tensors = Sequence[Any]
 Call = Callable[..., Any]
-_UNSET = timedelta(0)  # c10d's own marks are this and less
+_UNSET = timedelta(0)  # c10d also uses negative values
 
 
 def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
-    """Make a method of it that c10d calls, with the checks around a call.
+    """Return a decorator that makes a method callable by c10d, with defaults, devices and hooks.
 
-    Argument ``of``, a tensor or a list of them, says which device's backend makes the call;
-    ``opts``, the last argument, is c10d's default for those named ``options``.
+    The device of argument number ``of``, a tensor or a list of tensors, selects the backend. The
+    last argument, ``opts``, defaults to c10d's class named ``options``.
     """
 
     def decorate(method: Call) -> Call:
@@ -49,12 +49,12 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
                 tensors = arguments[of]
                 first = tensors[:1] if isinstance(tensors, (list, tuple)) else [tensors]
                 if first and (device := first[0].device.type) != "cpu":
-                    return getattr(self.elsewhere(device), name)(*arguments, **named)
-            if self.around.is_empty():
+                    return getattr(self.group_for_device(device), name)(*arguments, **named)
+            if self.call_hooks.is_empty():
                 return method(self, *arguments, **named)
             both = ((), ()) if of is None else (arguments[0], arguments[of])
             make = partial(method, self, *arguments, **named)
-            return self.around.make(name, *both, named.get("opts"), make)
+            return self.call_hooks.make(name, *both, named.get("opts"), make)
 
         return wraps(method)(not_compiled(call))
 
@@ -62,17 +62,17 @@ def _c10ds(options: str = "", of: int | None = 0) -> Callable[[Call], Call]:
 
 
 class TensorCollectives:
-    """The calls of a process group on tensors; ``mesh_group`` makes those on the CPU."""
+    """The calls of a process group on tensors; ``mesh_group`` runs those on CPU tensors."""
 
     continuations: ContinuationThreads
-    around: Around
+    call_hooks: CallHooks
 
     @property
     def mesh_group(self) -> ProcessGroup:
         """meshlib's group of these ranks."""
         raise NotImplementedError
 
-    def elsewhere(self, device: str) -> Any:
+    def group_for_device(self, device: str) -> Any:
         """Return the process group for tensors on ``device``."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class TensorCollectives:
     def _issue(
         self, outputs: Tensors, opts: Any, calls: Sequence[Call], finish: Finish | None = None
     ) -> TorchWork:
-        """Make ``calls``, one after the other, then ``finish()``, as one Work for ``outputs``."""
+        """Issue ``calls`` in sequence, then ``finish()``, as one Work for ``outputs``."""
         timeout = opts.timeout if opts.timeout > _UNSET else None
         if not opts.asyncOp:
             for call in calls:
@@ -124,7 +124,7 @@ class TensorCollectives:
     @_c10ds("AllgatherOptions", of=1)
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
         outputs, x = _only(output_lists, "output_tensors"), _only(inputs, "input_tensors")
-        parts, finish = apart(arrays(outputs))
+        parts, finish = without_repeats(arrays(outputs))
         make = partial(self.mesh_group.all_gather, parts, array(x))
         return self._issue(outputs, opts, [make], finish)
 
@@ -199,7 +199,7 @@ class TensorCollectives:
     @_c10ds("GatherOptions", of=1)
     def gather_single(self, output: Any, input: Any, opts: Any) -> Any:
         group, root = self.mesh_group, opts.rootRank
-        # Elsewhere the output is c10d's placeholder.
+        # On other ranks the output is c10d's placeholder.
         parts = output.view(group.size(), *input.shape) if group.rank() == root else None
         outputs = None if parts is None else arrays(parts)
         make = partial(group.gather, array(input), outputs, group_dst=root)
@@ -247,7 +247,7 @@ class TensorCollectives:
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Any:
-        # C++ says nothing with an empty list.
+        # C++ passes an empty list for None.
         splits = output_split_sizes or None, input_split_sizes or None
         make = partial(self.mesh_group.all_to_all_single, array(output), array(input), *splits)
         return self._issue([output], opts, [make])
@@ -274,7 +274,7 @@ class TensorCollectives:
         assert work is not None  # this rank is a member
         return TorchWork(work, tensors, self.continuations, self.mesh_group, receives=True)
 
-    # ------------------------------------------------------------------ c10d's former names
+    # ------------------------------------------------------------------ c10d's other names
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -289,7 +289,7 @@ def _of_one_dtype(items: Sequence[Array]) -> bool:
 
 
 def _only(items: Sequence[Any], name: str) -> Any:
-    """Return the one entry of ``items``; raise ValueError if there are others."""
+    """Return the only entry of ``items``. Raises ValueError for another number of entries."""
     if len(items) != 1:
         raise ValueError(f"{name} has {len(items)} entries; expected one")
     return items[0]

@@ -1,4 +1,4 @@
-"""Steps after a call that torch's backends do and meshlib does not, as a ``Finish``."""
+"""Steps after a call, as a ``Finish``, that torch's backends perform and meshlib does not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from meshlib.torch._tensors import Array
 from transport._operands.reduce_op import ReduceOp
 
 Finish = Callable[[], object]
-"""Changes the outputs of a call that has ended well."""
+"""A function that changes a call's outputs after the call has succeeded."""
 
 
 def average_of_integers(
     op: ReduceOp, inputs: Sequence[Array], outputs: Sequence[Array], size: int
 ) -> tuple[ReduceOp, Finish | None]:
-    """Return the op for ``inputs`` and the last step: torch's backends average integers, too.
+    """Return the op for ``inputs``, and the last step for an average of integers (else None).
 
-    Their average of integers is the sum divided by ``size``, rounded towards zero.
+    As in torch's backends, this average is the sum divided by ``size``, rounded towards zero.
     """
     if op != ReduceOp.AVG or not any(np.issubdtype(x.dtype, np.integer) for x in inputs):
         return op, None
@@ -36,11 +36,11 @@ def average_of_integers(
     return ReduceOp.SUM, divide
 
 
-def apart(outputs: Sequence[Array]) -> tuple[Sequence[Array], Finish | None]:
-    """Return the arrays that a call has to write, and a function that copies them to ``outputs``.
+def without_repeats(outputs: Sequence[Array]) -> tuple[Sequence[Array], Finish | None]:
+    """Return distinct arrays for a call to write, and a function that copies them to ``outputs``.
 
-    One array may be several of ``outputs``, ``[buffer] * n``; it keeps the values of the last one,
-    as with Gloo.
+    If ``outputs`` repeats an array (``[buffer] * n``), the array gets the last values, as with
+    Gloo. Otherwise return ``outputs`` and None.
     """
     if len({x.__array_interface__["data"][0] for x in outputs}) == len(outputs):
         return outputs, None
@@ -54,9 +54,7 @@ def apart(outputs: Sequence[Array]) -> tuple[Sequence[Array], Finish | None]:
 
 
 def finished(work: Work[Any], finish: Finish) -> Work[Any]:
-    """Return a Work that ends when ``finish()`` has run after ``work``, before the next call of the
-    group.
-    """
+    """Return a Work that runs ``finish()`` after ``work``, before the group's next call."""
 
     def end() -> Any:
         finish()

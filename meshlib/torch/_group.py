@@ -1,9 +1,8 @@
-"""``torch.distributed``'s process group over one of meshlib's.
+"""``torch.distributed``'s process group over a group of meshlib.
 
-PyTorch lets Python derive from ``ProcessGroup``, not from ``Backend``. C++ calls the methods that
-its trampoline class has (c10d's names of old and new, which are aliases here); Python calls all.
-Tensors on other devices go to a group of PyTorch's own, with the backend that the program named
-for them.
+PyTorch lets Python subclass ``ProcessGroup``, but not ``Backend``. C++ calls the methods of its
+trampoline class (c10d's old and new names, which are aliases here); Python calls all methods. A
+group of PyTorch, with the backend that the program named, handles tensors on other devices.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from importlib import import_module
 from typing import Any
 
 from meshlib._collectives.group_of_ranks import call_queue_of
-from meshlib.torch._around import HAS_HOOKS, Around
 from meshlib.torch._collectives import TensorCollectives
-from meshlib.torch._membership import Seat, join, leave
+from meshlib.torch._hooks import HAS_HOOKS, CallHooks
+from meshlib.torch._membership import JoinedGroup, join, leave
 from meshlib.torch._registration import NAME
 from meshlib.torch._works import ContinuationThreads
 
@@ -28,9 +27,9 @@ _NAMELESS = "undefined"
 
 
 class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
-    """The members of one process group of PyTorch, on whose CPU tensors meshlib works.
+    """A process group of PyTorch whose calls on CPU tensors run in meshlib.
 
-    ``store`` is torch's, with the group's prefix; ``seat`` is this rank's in meshlib.
+    ``store`` is torch's, with the group's prefix; ``joined`` has the group of meshlib.
     """
 
     supports_splitting = False
@@ -42,43 +41,43 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
     supports_completion_hooks = HAS_HOOKS
     supports_abort_hooks = HAS_HOOKS
 
-    def __init__(self, store: Any, seat: Seat, name: str) -> None:
-        _c10d.ProcessGroup.__init__(self, seat.group.rank(), seat.group.size())
+    def __init__(self, store: Any, joined: JoinedGroup, name: str) -> None:
+        _c10d.ProcessGroup.__init__(self, joined.group.rank(), joined.group.size())
         self._store = store
-        self._seat = seat
+        self._joined = joined
         self._name = name
         self._desc = _NAMELESS
         self._others: Any = None
         self._others_begin = False
         self.continuations: ContinuationThreads = ContinuationThreads()
-        self.around: Around = Around()
+        self.call_hooks: CallHooks = CallHooks()
         self._abort_hooks: dict[int, Callable[[], object]] = {}
-        call_queue_of(seat.group).state.on_failure(self._call_abort_hooks)
+        call_queue_of(joined.group).state.on_failure(self._call_abort_hooks)
 
-    # ------------------------------------------------------------------ who
+    # ------------------------------------------------------------------ names and stores
 
     @property
     def mesh_group(self) -> Any:
-        """meshlib's group of these ranks: all of its collectives, for arrays."""
-        return self._seat.group
+        """meshlib's group of these ranks, for collectives on arrays."""
+        return self._joined.group
 
     @property
     def group_name(self) -> str:
-        """PyTorch's name of the group; unique in the process."""
+        """PyTorch's name of the group, unique in the process."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """The group's purpose: ``mesh_dp``, say."""
+        """The group's purpose, such as ``mesh_dp``."""
         return self._desc
 
     @property
     def _device_types(self) -> list[Any]:
-        # While PyTorch (2.15) makes the group, it asks which backends of its own its recorder is to
-        # follow: none of this group's.
+        # While PyTorch (2.15) creates the group, its recorder asks for PyTorch's own backends of
+        # this group: there are none.
         if self not in _module._world.pg_backend_config:
             return []
-        # Making a backend, PyTorch may ask the default group's others what they are like.
+        # While PyTorch creates the other backends, it may ask for the default group's.
         kinds = ["cpu"] if self._others_begin else self._backends()
         return [_torch.device(kind) for kind in kinds]
 
@@ -90,7 +89,7 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         """Return torch's store, with this group's prefix."""
         return self._store
 
-    # C++ asks for these by its own names.
+    # C++ uses these names.
     def getBackendName(self) -> str:
         return NAME
 
@@ -106,7 +105,7 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
     def setGroupDesc(self, group_desc: str) -> None:
         self._desc = group_desc
         if group_desc != _NAMELESS:
-            self._seat.group.group_desc = group_desc
+            self._joined.group.group_desc = group_desc
 
     _set_group_name = setGroupName
     _set_group_desc = setGroupDesc
@@ -115,19 +114,23 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
 
     def _get_backend(self, device: Any) -> Any:
         device = _torch.device(device)
-        return self if device.type == "cpu" else self.elsewhere(device.type)._get_backend(device)
+        return (
+            self
+            if device.type == "cpu"
+            else self.group_for_device(device.type)._get_backend(device)
+        )
 
-    def elsewhere(self, device: str) -> Any:
-        """Return PyTorch's own group of these ranks, for tensors on ``device``.
+    def group_for_device(self, device: str) -> Any:
+        """Return PyTorch's group of these ranks, for tensors on ``device``.
 
-        It is made when first needed, by all members in one call. Raises ValueError where the
-        program named no backend for the device.
+        All members create it in their first call on such tensors. Raises ValueError if the program
+        named no backend for the device.
         """
         backends = self._backends()
         if device == "cpu" or device not in backends:
             named = ",".join(f"{kind}:{name}" for kind, name in backends.items())
             raise ValueError(
-                f"{self._seat.group} has no backend for tensors on {device!r}; it has {named!r}:"
+                f"{self._joined.group} has no backend for tensors on {device!r}; it has {named!r}:"
                 f' expected init_process_group("cpu:{NAME},{device}:...")'
             )
         if self._others is None:
@@ -137,11 +140,11 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
                 self._others, _ = _module._new_process_group_helper(
                     self.size(),
                     self.rank(),
-                    list(self._seat.group.ranks),
+                    list(self._joined.group.ranks),
                     others,
                     self._store,
                     f"{self._name}/elsewhere",
-                    timeout=self._seat.group.timeout,
+                    timeout=self._joined.group.timeout,
                     group_desc=self._desc,
                 )
             finally:
@@ -153,30 +156,30 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
         config = _module._world.pg_backend_config.get(self, f"cpu:{NAME}")
         return dict(pair.split(":", 1) for pair in config.split(","))
 
-    # ------------------------------------------------------------------ who looks on
+    # ------------------------------------------------------------------ hooks
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
         """Call ``hook(PreHookArgs)`` before each call."""
-        self.around.before[hook_id] = hook
+        self.call_hooks.before[hook_id] = hook
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], object]) -> None:
-        """Call ``hook(PostHookArgs)`` when a call was issued, a synchronous one at its end."""
-        self.around.after[hook_id] = hook
+        """Call ``hook(PostHookArgs)`` after each call is issued, or ends if it is synchronous."""
+        self.call_hooks.after[hook_id] = hook
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
-        """Call ``hook()`` when the group breaks, in whichever thread learns of it."""
+        """Call ``hook()`` when the group breaks, in any thread."""
         self._abort_hooks[hook_id] = hook
 
     def unregister_pre_hook(self, hook_id: int) -> None:
-        """Call the hook no more."""
-        self.around.before.pop(hook_id, None)
+        """Remove a hook. Idempotent."""
+        self.call_hooks.before.pop(hook_id, None)
 
     def unregister_post_hook(self, hook_id: int) -> None:
-        """Call the hook no more."""
-        self.around.after.pop(hook_id, None)
+        """Remove a hook. Idempotent."""
+        self.call_hooks.after.pop(hook_id, None)
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Call the hook no more."""
+        """Remove a hook. Idempotent."""
         self._abort_hooks.pop(hook_id, None)
 
     def _call_abort_hooks(self, _: object) -> None:
@@ -187,21 +190,21 @@ class TorchProcessGroup(TensorCollectives, _c10d.ProcessGroup):
     # ------------------------------------------------------------------ the end
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the deadline of calls that bring none of their own."""
-        self._seat.group.set_timeout(timeout)
+        """Set the default deadline of calls."""
+        self._joined.group.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
     def abort(self) -> None:
         """Break the group on all members: their calls raise ``DistBackendError``."""
-        self._seat.group.abort("torch.distributed's abort()")
+        self._joined.group.abort("torch.distributed's abort()")
 
     def shutdown(self) -> None:
-        """Leave the group, and the job if it began with this group. Idempotent."""
+        """Leave the group, and the job if this group created it. Idempotent."""
         if self._others is not None:
             self._others.shutdown()
             self._others = None
-        leave(self._seat)
+        leave(self._joined)
         self.continuations.close()
 
 
@@ -225,7 +228,7 @@ for _name in _MISSING:
 
 
 def _disown(group: Any) -> None:
-    """Have PyTorch forget ``group``, which another one holds, finds and shuts down."""
+    """Remove ``group`` from PyTorch's tables: another group owns it and shuts it down."""
     world = _module._world
     world.pg_map.pop(group)
     world.pg_backend_config.pop(group)
@@ -236,15 +239,15 @@ def _disown(group: Any) -> None:
 
 
 def make_group(options: Any, backend_options: Any = None) -> TorchProcessGroup:
-    """Make the process group that ``torch.distributed`` asks for, with its extended arguments.
+    """Create a process group for ``torch.distributed``, from its extended arguments.
 
-    Raises ValueError for ``pg_options``: there are none here.
+    Raises ValueError for ``pg_options``, because this backend has none.
     """
     if backend_options is not None:
         raise ValueError(f"pg_options is {backend_options!r}; expected None for backend {NAME!r}")
-    # Without a list it is the default group, before which PyTorch has no world.
+    # An empty list means the default group, for which get_world_size() would raise.
     ranks: list[int] = list(options.global_ranks_in_group)
-    seat = join(
+    joined = join(
         options.store,
         options.group_rank,
         ranks or range(options.group_size),
@@ -252,4 +255,4 @@ def make_group(options: Any, backend_options: Any = None) -> TorchProcessGroup:
         options.timeout,
         f"torch {options.group_id}",
     )
-    return TorchProcessGroup(options.store, seat, options.group_id)
+    return TorchProcessGroup(options.store, joined, options.group_id)

@@ -1,4 +1,4 @@
-"""The World beneath PyTorch's process groups: made with the first, closed with it."""
+"""The World of PyTorch's process groups, created and closed with the first of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from meshlib._job.world import World
 from meshlib.torch._store import claim_world
 
 
-class Seat(NamedTuple):
-    """A group of meshlib's for one of PyTorch's, its World, and whether that was made for it."""
+class JoinedGroup(NamedTuple):
+    """meshlib's group for a group of PyTorch, its World, and whether that was created for it."""
 
     group: ProcessGroup
     world: World
@@ -23,12 +23,12 @@ class Seat(NamedTuple):
 
 def join(
     store: Any, rank: int, ranks: Sequence[int], size: int, timeout: timedelta, desc: str
-) -> Seat:
+) -> JoinedGroup:
     """Return a new group of ``ranks`` of ``size``, in which this process is ``rank``.
 
-    A program that has initialised meshlib itself keeps its World; else all ranks meet through
-    torch's ``store``, if they did not already by ``meshlib://``. Raises ValueError where the ranks
-    of the two do not fit together.
+    If the program has initialised meshlib, its World is used. Otherwise all ranks join through
+    torch's ``store``, unless they have done so by ``meshlib://``. Raises ValueError if the ranks of
+    PyTorch and meshlib differ.
     """
     mine = ranks[rank]
     world = find_world()
@@ -46,13 +46,13 @@ def join(
             f"this process is rank {mine} of {size} for torch.distributed, but rank {world.rank} of"
             f" {world.size} for meshlib; expected the same"
         )
-    return Seat(
+    return JoinedGroup(
         world.registry.new_group(ranks, timeout=timeout, desc=desc, sort=False), world, made_world
     )
 
 
-def leave(seat: Seat) -> None:
-    """Close the group, and the World if that was made for it. Idempotent."""
+def leave(joined: JoinedGroup) -> None:
+    """Close the group, and the World if that was created for it. Idempotent."""
     world = find_world()
-    if world is not None and world is seat.world:
-        destroy_process_group(None if seat.made_world else seat.group)
+    if world is not None and world is joined.world:
+        destroy_process_group(None if joined.made_world else joined.group)

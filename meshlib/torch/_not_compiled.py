@@ -1,4 +1,4 @@
-"""Keeping ``torch.compile`` out of the calls of a process group."""
+"""Excluding the calls of a process group from ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function``, into which ``torch.compile`` does not look.
+    """Return a wrapper of ``function`` that ``torch.compile`` does not trace.
 
-    C++ calls a group in the middle of compiled programs, and Dynamo would trace all of meshlib.
+    C++ calls groups inside compiled programs, and Dynamo would trace all of meshlib.
     """
 
-    # Importing Dynamo takes a second, and where nobody has imported it, nobody compiles.
+    # Without Dynamo, whose import is slow, nothing is being compiled.
     def call(*arguments: Any, **named: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
             return function(*arguments, **named)
@@ -22,7 +22,7 @@ def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         if disabled is None:
             compiler: Any = import_module("torch.compiler")
             disabled = compiler.disable(function)
-            setattr(function, "disabled", disabled)  # noqa: B010 (a function has none by its type)
+            setattr(function, "disabled", disabled)  # noqa: B010 (untyped)
         return disabled(*arguments, **named)
 
     return call

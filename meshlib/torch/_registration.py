@@ -1,5 +1,4 @@
-"""Registering the backend with ``torch.distributed``, at ``import meshlib.torch`` or
-``import torch``.
+"""The backend's registration with ``torch.distributed``.
 
 PyTorch calls ``register`` when it is imported (the entry point ``torch.backends``). So this module
 imports the rest of ``meshlib.torch`` only when the backend is used.
@@ -15,14 +14,15 @@ from typing import Any
 from transport import _environment as environment
 
 NAME = "meshlib"
-"""The backend's name, and the rendezvous' scheme."""
+"""The backend's name, and the scheme of its rendezvous."""
 
 
 def register() -> None:
     """Register the backend ``meshlib`` and the rendezvous ``meshlib://``. Idempotent.
 
-    If ``meshrun`` started this process, ``env://`` means ``meshlib://``, unless the program changes
-    MASTER_ADDR or MASTER_PORT: PyTorch's client does not know the protocol of meshrun's store.
+    If ``meshrun`` started this process, ``env://`` means ``meshlib://``, because PyTorch's client
+    does not support the protocol of meshrun's store. If the program changes MASTER_ADDR or
+    MASTER_PORT, ``env://`` is PyTorch's.
     """
     c10d: Any = import_module("torch.distributed")
     if not c10d.is_available() or NAME in c10d.Backend.backend_list:
@@ -43,7 +43,7 @@ def _meet(url: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, int,
 
 
 def _take_over(handlers: dict[str, Any]) -> None:
-    """Make ``env://`` use the launcher's store; PyTorch has no public API for that."""
+    """Let ``env://`` use the launcher's store, by PyTorch's private table of handlers."""
     pytorchs = handlers["env"]
 
     def meet(url: str, *arguments: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:

@@ -1,4 +1,4 @@
-"""The job's store as a ``torch.distributed`` store, and a rendezvous for it: ``meshlib://``.
+"""The job's store as a ``torch.distributed`` store, and its rendezvous ``meshlib://``.
 
 ``init_process_group(..., init_method="meshlib://")`` finds the ranks that ``meshrun``, Slurm, MPI
 or Kubernetes started. It uses the launcher's store if there is one.
@@ -23,18 +23,18 @@ _c10d: Any = import_module("torch.distributed")
 
 
 class TorchStore(_c10d.Store):
-    """A part of the store of ``world`` for one rendezvous; it closes with the World.
+    """A part of ``world``'s store for one rendezvous, closed with the World.
 
-    ``made_world``: the World was made for PyTorch, and ends with its groups.
+    ``made_world``: the World was created for PyTorch, and ends with its groups.
     """
 
     def __init__(self, world: World, made_world: bool) -> None:
         super().__init__()
-        # The keys of PyTorch's last default group are still there.
+        # The store may still have keys of an earlier default group.
         self._store: Store = next_job_part(PrefixStore("torch", world.store.clone()), world.rank)
         self.made_world = made_world
         world.on_close(self._store.close)
-        world.on_close(lambda: setattr(self, "made_world", False))  # C++ needs this object alive
+        world.on_close(lambda: setattr(self, "made_world", False))  # keeps it alive for C++
 
     def set(self, key: str, value: Value) -> None:
         self._store.set(key, value)
@@ -79,7 +79,7 @@ class TorchStore(_c10d.Store):
 def meshlib_rendezvous(
     url: str, timeout: timedelta | float = DEFAULT_TIMEOUT, **_: Any
 ) -> Iterator[tuple[TorchStore, int, int]]:
-    """Yield torch's store, the rank and the world size of this process; the handler of the URL.
+    """Yield this process's torch store, rank and world size, as the handler of ``meshlib://``.
 
     Initialises meshlib if the program has not. Raises the errors of ``meshlib.init_process_group``.
     """
@@ -90,11 +90,11 @@ def meshlib_rendezvous(
         init_process_group(timeout=timeout, rank=rank, world_size=size)
     world = current_world()
     yield TorchStore(world, made_world), world.rank, world.size
-    raise RuntimeError(f"{url!r} gives one rendezvous only")
+    raise RuntimeError(f"{url!r} supports only one rendezvous")
 
 
 def claim_world(store: Any) -> bool:
-    """Return whether the World was made with ``store``; True only for the first caller."""
+    """Return whether the World was created with ``store``; True only for the first caller."""
     store = underlying(store)
     if not isinstance(store, TorchStore):
         return False

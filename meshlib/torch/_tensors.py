@@ -1,4 +1,4 @@
-"""PyTorch's CPU tensors as NumPy arrays over the same memory; its reduce ops as ``ReduceOp``s."""
+"""PyTorch's CPU tensors as NumPy arrays over their memory; its reduce ops as ``ReduceOp``s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ torch: Any = import_module("torch")
 
 Array = npt.NDArray[Any]
 
-# Dtypes that NumPy lacks travel as integers of their size, viewed as ml_dtypes' dtype.
+# NumPy lacks these dtypes: a tensor is viewed as integers, then as ml_dtypes' dtype.
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
 _FOREIGN = (
     "bfloat16",

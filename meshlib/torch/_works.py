@@ -1,4 +1,4 @@
-"""meshlib's Works as Works of ``torch.distributed``, which C++ may hold and continue."""
+"""meshlib's Works as Works of ``torch.distributed``, for use from C++."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _JOIN_SECONDS = 1.0
 
 
 class ContinuationThreads:
-    """Runs callbacks of ended calls, in the calls' order, outside of any group's stream.
+    """Threads that run continuations of calls, in the calls' order, outside any group's stream.
 
-    What follows on a call that was itself made in a continuation runs in another thread, so that
-    a continuation may wait for the calls that it makes.
+    Continuations of a call that was made in a continuation run in another thread, so a continuation
+    may wait for the calls that it makes.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class ContinuationThreads:
         self._here = threading.local()
 
     def level(self) -> int:
-        """Return how deep in continuations the calling thread is: 0 for the program's own."""
+        """Return the calling thread's nesting depth of continuations; 0: the program's thread."""
         return getattr(self._here, "level", 0)
 
     def submit(self, level: int, task: Callable[[], None]) -> None:
-        """Run ``task`` after all others that follow on calls made at ``level``."""
+        """Run ``task`` after all earlier continuations of calls made at ``level``."""
         with self._lock:
             while len(self._streams) <= level:
                 self._streams.append(CallStream(f"meshlib-torch-then-{len(self._streams)}"))
@@ -50,7 +50,7 @@ class ContinuationThreads:
         stream.submit(run)
 
     def close(self) -> None:
-        """Let the threads end as soon as they are idle, and wait a moment for that."""
+        """Let the threads end when idle, and wait up to a second for each."""
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
@@ -60,8 +60,8 @@ class ContinuationThreads:
 class TorchWork(_c10d.Work):
     """A call of ``group`` as a Work of PyTorch, whose result is ``tensors``.
 
-    ``work`` is None for one that has ended. ``timeout`` is the deadline of a call that brought its
-    own; ``receives`` says that it is a receive.
+    ``work`` is None if the call has ended. ``timeout`` is the call's own deadline, if it has one;
+    ``receives`` is true for a receive.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class TorchWork(_c10d.Work):
         return self._group.timeout if self._timeout is None else self._timeout
 
     def is_completed(self) -> bool:
-        """True if the call has ended, well or not."""
+        """True if the call has ended, successfully or not."""
         return self._work is None or self._work.is_completed()
 
     def is_success(self) -> bool:
-        """True if the call has ended well."""
+        """True if the call has ended successfully."""
         return self._work is None or self._work.is_success()
 
     def exception(self) -> BaseException | None:
@@ -105,14 +105,14 @@ class TorchWork(_c10d.Work):
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait until the call has ended; return True or raise its exception.
 
-        ``timeout`` bounds this wait, not the call; ``kNoTimeout``, zero, does not.
+        ``timeout`` bounds this wait, not the call. Zero (``kNoTimeout``) means no bound.
         """
         if self._work is not None:
             self._work.wait(timeout if timeout > NO_TIMEOUT else None)
         return True
 
     def synchronize(self) -> None:
-        """Make the result usable by the caller: the same as ``wait()``."""
+        """Make the result usable by the caller: an alias of ``wait()``."""
         self.wait()
 
     def block_current_stream(self) -> None:
@@ -120,12 +120,12 @@ class TorchWork(_c10d.Work):
         self.wait()
 
     def result(self) -> list[Any]:
-        """Wait for the end and return the tensors that the call writes."""
+        """Wait for the call and return the tensors that it writes."""
         self.wait()
         return self._tensors
 
     def source_rank(self) -> int:
-        """Wait for a message and return the group rank that has sent it.
+        """Wait for a message and return the group rank of its sender.
 
         Raises ValueError for a call that is not a receive.
         """
@@ -138,8 +138,8 @@ class TorchWork(_c10d.Work):
     def get_future(self) -> Any:
         """Return a ``torch.futures.Future`` of the tensors.
 
-        Its continuations run in the order in which the calls ended. Where the call failed, it holds
-        a RuntimeError that names the error: C++ knows no other kind.
+        Its continuations run in the order in which the calls ended. After a failed call it holds a
+        RuntimeError with the error's text, the only type that C++ supports.
         """
         with self._lock:
             if self._future is None:
@@ -147,7 +147,7 @@ class TorchWork(_c10d.Work):
             return self._future
 
     def get_future_result(self) -> Any:
-        """Return a future of how the call ends: c10d's ``WorkResult`` as a number."""
+        """Return a future of the call's outcome: c10d's ``WorkResult`` as a number."""
         ended = _futures.Future()
         self._when_ended(lambda: ended.set_result(self._how_it_ended()))
         return ended
@@ -158,7 +158,7 @@ class TorchWork(_c10d.Work):
     def _make_future(self) -> Any:
         begun = _futures.Future()
 
-        # An exception that is raised in ``then`` is one for C++; of ``set_exception`` it sees none.
+        # C++ sees an exception that ``then`` raises, but not the one of ``set_exception``.
         def end(_: Any) -> list[Any]:
             error = self.exception()
             if error is not None:
@@ -170,7 +170,7 @@ class TorchWork(_c10d.Work):
         return ended
 
     def _when_ended(self, task: Callable[[], None]) -> None:
-        """Have ``task`` run as a continuation, when the call has ended."""
+        """Run ``task`` as a continuation when the call has ended, or now if it has."""
         if self._work is None or self._work.is_completed():
             task()
         else:

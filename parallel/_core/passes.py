@@ -61,9 +61,9 @@ class UnusedParameters:
             self._known = set(unused)
 
     def absent_everywhere(self, present: Sequence[bool], xp: Namespace) -> set[int]:
-        """Return the parameters for which no rank has a gradient; these are not written.
+        """Return the parameters for which no rank has a gradient, and which get no average.
 
-        ``present`` tells for each parameter whether this rank has a gradient. This is a collective,
+        ``present`` is True for each parameter for which this rank has a gradient. A collective,
         unless the result is known from an earlier pass.
         """
         if self._absent is not None:

@@ -92,7 +92,7 @@ class Reducer:
 
     @property
     def under_way(self) -> bool:
-        """True if the hook has got a bucket in this pass."""
+        """True if a bucket was passed to the hook in this pass."""
         return bool(self._launched)
 
     def residuals(self) -> dict[int, Array]:
@@ -224,7 +224,7 @@ class Reducer:
             self._owner.deliver({n: v for n, v in bucket.views.items() if n not in self._absent})
 
     def close(self) -> None:
-        """End a pass with settled buckets; derive the order of rebuilt buckets from the first."""
+        """End a pass whose buckets are settled; the first pass orders the rebuilt buckets."""
         if self._rebuild_due:
             # Unused parameters are last, where they do not delay other buckets.
             self._rebuild_order = sorted(self._arrived, key=lambda number: number in self._unused)

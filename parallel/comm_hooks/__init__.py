@@ -1,6 +1,6 @@
 """Communication hooks for ``DistributedDataParallel.register_comm_hook``.
 
-What a hook is, and how to write one, stands in ``parallel._core.comm_hooks``.
+``parallel._core.comm_hooks`` explains how to write a hook.
 """
 
 from parallel._core.comm_hooks import CommHook, allreduce_hook, noop_hook

@@ -1,22 +1,22 @@
-"""Gradients in 16 bits, post-local SGD, and PowerSGD.
+"""Communication hooks for 16-bit gradients, post-local SGD and PowerSGD.
 
-In 16 bits each rank rounds its gradients once; their average is computed in float32 and rounded
-once more. Post-local SGD (Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local
-SGD", arXiv:1808.07217) averages gradients in small groups only after a warm-up. Every few steps,
+With 16-bit gradients, each rank rounds its gradients once; their average is computed in float32 and
+rounded again. Post-local SGD (Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local
+SGD", arXiv:1808.07217) averages gradients only in small groups after a warm-up. Every few steps,
 ``parallel.averaging`` averages parameters over all groups.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", arXiv:1905.13727, algorithm 1 (the compression: one step of a power iteration,
-warm-started) and algorithm 2 (error feedback). A gradient of n × m travels as (n + m) · r numbers.
+Optimization", arXiv:1905.13727, algorithm 1 (compression by one step of a warm-started power
+iteration) and algorithm 2 (error feedback). A gradient of n × m is sent as (n + m) · r numbers.
 
-For each gradient M (viewed as a matrix, plus what earlier steps left out), with Q of m × r:
+For each gradient M (viewed as a matrix, plus the error of earlier steps), with Q of m × r:
 
     P = average over the ranks of M Q;   P = an orthonormal basis of its columns
-    Q = average over the ranks of Mᵀ P;  the result is P Qᵀ, what it misses goes into the next M
+    Q = average over the ranks of Mᵀ P;  the result is P Qᵀ; its error is added to the next M
 
-The second average needs the result of the first, and the backward pass must not wait for it. So the
-end of the first average starts the second, on a separate group. The first averages end in the same
-order on all ranks, so the second ones start in the same order.
+The second average needs the result of the first, for which the backward pass must not wait. So the
+completion of the first average starts the second, on a separate group. The first averages complete
+in the same order on all ranks, so the second averages start in the same order.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from parallel._groups import GroupLike, resolve
 
 
 def fp16_compress_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
-    """Average the bucket in float16: 11 bits of precision, nothing above 65504.
+    """Average the bucket in float16: 11 bits of precision, a maximum of 65504.
 
-    ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own.
+    ``process_group`` is ``mesh["dp"]``, a group, or None for the wrapper's own.
     """
     return compress_wrapper(allreduce_hook, np.float16)(process_group, bucket)
 
@@ -61,25 +61,25 @@ def fp16_compress_hook(process_group: GroupLike | None, bucket: GradBucket) -> F
 def bf16_compress_hook(process_group: GroupLike | None, bucket: GradBucket) -> Future[Any]:
     """Average the bucket in bfloat16: 8 bits of precision, the range of float32.
 
-    ``process_group``: ``mesh["dp"]``, a group, or None for the wrapper's own. Needs the package
-    ml_dtypes: raises ImportError without it.
+    ``process_group`` is ``mesh["dp"]``, a group, or None for the wrapper's own. Raises ImportError
+    without the package ml_dtypes.
     """
     return compress_wrapper(allreduce_hook, _bfloat16())(process_group, bucket)
 
 
 def fp16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return ``hook`` run on the bucket in float16, such as ``powerSGD_hook``.
+    """Return a hook that runs ``hook``, such as ``powerSGD_hook``, on the bucket in float16.
 
-    Raises TypeError for what cannot be called.
+    Raises TypeError if ``hook`` is not callable.
     """
     check_callable(hook, "hook")
     return compress_wrapper(hook, np.float16)
 
 
 def bf16_compress_wrapper(hook: CommHook) -> CommHook:
-    """Return ``hook`` run on the bucket in bfloat16. Needs the package ml_dtypes.
+    """Return a hook that runs ``hook`` on the bucket in bfloat16.
 
-    Raises TypeError for what cannot be called, ImportError without that package.
+    Raises TypeError if ``hook`` is not callable, ImportError without the package ml_dtypes.
     """
     check_callable(hook, "hook")
     return compress_wrapper(hook, _bfloat16())
@@ -98,11 +98,11 @@ class PostLocalSGDState:
 
     Args:
         process_group: All replicas, for the first steps; None: the default group.
-        subgroup: The replicas that go on averaging gradients, such as ``mesh["dp_shard"]``, the
-            ranks of one host.
-        start_localSGD_iter: The number of first steps that average over all replicas.
+        subgroup: The replicas over which gradients are averaged later, such as
+            ``mesh["dp_shard"]``, the ranks of one host.
+        start_localSGD_iter: The number of initial steps that average over all replicas.
         post_local_gradient_allreduce: After these steps, average gradients over the subgroup
-            (True) or not at all.
+            (True) or do not average (False).
 
     Raises ValueError for a negative ``start_localSGD_iter``, TypeError for arguments of another
     type.
@@ -140,23 +140,24 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[A
 
 
 class PowerSGDState:
-    """Options of ``powerSGD_hook``, and what it keeps from step to step.
+    """Options of ``powerSGD_hook``, and its state between steps.
 
     Args:
         process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
-        matrix_approximation_rank: The r above. 1 to 4 are common; more is closer to the average.
-        start_powerSGD_iter: The number of first steps that average without compression, which harms
-            early gradients most.
-        min_compression_rate: A gradient is compressed if that makes it this many times smaller.
-        use_error_feedback: Add to each gradient what was left out before. Takes one array of the
-            parameter's size; without it training may not converge.
-        warm_start: Begin with the last step's Q; without it with a random one.
-        random_seed: Of the Q that are drawn; equal on all ranks.
+        matrix_approximation_rank: The rank r of the approximation. 1 to 4 are common; a larger r
+            is closer to the average.
+        start_powerSGD_iter: The number of initial steps without compression, which harms early
+            gradients most.
+        min_compression_rate: Compress a gradient only if this makes it smaller by this factor.
+        use_error_feedback: Add the error of earlier steps to each gradient. Needs an array of the
+            parameter's size. Without it, training may not converge.
+        warm_start: Start with the previous step's Q instead of a random Q.
+        random_seed: The seed of random Qs; equal on all ranks.
 
-    ``state_dict`` has what a resumed run needs to go on exactly: each rank saves and loads its own.
+    For an exact resume, each rank saves and loads its own ``state_dict``.
 
-    ``bytes_before`` and ``bytes_sent`` count, over all steps, what the gradients take and what was
-    averaged in their place.
+    ``bytes_before`` and ``bytes_sent`` are the sums over all steps of the gradients' sizes and of
+    the sizes averaged in their place.
 
     Raises ValueError for a rank below 1, a negative number of steps or seed, or a rate that is not
     positive, TypeError for arguments of another type.
@@ -196,7 +197,7 @@ class PowerSGDState:
         self._factors: dict[str, Array] = {}
 
     def rank_for(self, shape: Sequence[int]) -> int:
-        """Return r for a gradient of ``shape``, 0 for one that is not compressed."""
+        """Return r for a gradient of ``shape``, or 0 if it is not compressed."""
         if len(shape) < 2:
             return 0
         n, m = shape[0], math.prod(shape[1:])
@@ -204,39 +205,39 @@ class PowerSGDState:
         return r if r * (n + m) * self.min_compression_rate < n * m else 0
 
     def factor(self, path: str, matrix: Array, r: int, iteration: int) -> Array:
-        """Return the Q (m × r) that the parameter ``path`` begins with in step ``iteration``.
+        """Return the initial Q (m × r) of the parameter ``path`` in step ``iteration``.
 
-        Equal on all ranks. Raises ValueError when the one that was kept has another shape.
+        It is equal on all ranks. Raises ValueError when the stored Q has another shape.
         """
         shape = (matrix.shape[1], r)
-        kept = self._factors.get(path) if self.warm_start else None
-        if kept is not None:
-            _check_shape(kept, shape, f"Q of {path}")
-            return namespace(matrix).asarray(kept)
-        # Of step and parameter alone: neither the order of buckets nor a resume changes it.
+        stored = self._factors.get(path) if self.warm_start else None
+        if stored is not None:
+            _check_shape(stored, shape, f"Q of {path}")
+            return namespace(matrix).asarray(stored)
+        # The seed must not depend on the order of buckets, nor on whether the run was resumed.
         rng = np.random.default_rng([self.random_seed, iteration, zlib.crc32(path.encode())])
         return namespace(matrix).asarray(rng.standard_normal(shape), dtype=matrix.dtype)
 
     def add_error(self, path: str, matrix: Array) -> None:
-        """Add to ``matrix`` the error that earlier steps left out of this parameter's gradient."""
+        """Add the error of earlier steps for this parameter to ``matrix``."""
         error = self._errors.get(path)
         if error is not None:
             _check_shape(error, matrix.shape, f"the error of {path}")
             matrix += namespace(matrix).asarray(error)
 
     def keep(self, path: str, factor: Array, error: Array) -> None:
-        """Keep the factor and the error for the next step."""
+        """Store the factor and the error for the next step."""
         if self.warm_start:
             self._factors[path] = factor
         if self.use_error_feedback:
             self._errors[path] = error
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state, for a checkpoint beside the model's and the optimizer's state.
+        """Return this rank's state, for a checkpoint with those of the model and the optimizer.
 
-        ``"errors"`` (of this rank alone) and ``"factors"`` (Q, equal on all ranks) are arrays by
-        the parameters' paths. With another number of ranks, load rank 0's state without its errors.
-        The error feedback so far is then lost.
+        ``"errors"`` (of this rank only) and ``"factors"`` (Q, equal on all ranks) map parameters'
+        paths to arrays. With another number of ranks, load rank 0's state without its errors. This
+        loses the error feedback of earlier steps.
         """
         return {
             "iteration": self.iteration,
@@ -249,16 +250,16 @@ class PowerSGDState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned on this rank, in this process or another.
+        """Resume from the ``state_dict`` of this rank, in this process or another.
 
-        Raises ValueError, naming both, when the seed or the rank of the approximation differ,
-        TypeError for a value that is not a state dict, KeyError for one that lacks something.
+        Raises ValueError, naming both values, when the seed or the rank of the approximation
+        differs. Raises TypeError unless ``state`` is a state dict, KeyError if it lacks an entry.
         """
         check_state_dict(state, *self.state_dict())
         for name in ("random_seed", "matrix_approximation_rank"):
             if state[name] != getattr(self, name):
                 raise ValueError(
-                    f"cannot resume: {name} was {state[name]} and is {getattr(self, name)} now"
+                    f"cannot resume: {name} was {state[name]} and is now {getattr(self, name)}"
                 )
         self.iteration: int = int(state["iteration"])
         self.bytes_before, self.bytes_sent = int(state["bytes_before"]), int(state["bytes_sent"])
@@ -267,7 +268,7 @@ class PowerSGDState:
 
 @dataclass
 class _Compressed:
-    """One gradient on its way: ``matrix`` is M; ``left`` and ``right`` are what travels."""
+    """One gradient during the exchange: ``matrix`` is M; ``left`` and ``right`` are sent."""
 
     path: str
     gradient: Array
@@ -277,7 +278,7 @@ class _Compressed:
 
 
 def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
-    """Average the bucket approximately, in far fewer bytes; see the module.
+    """Average the bucket approximately by low-rank compression; see the module.
 
     Raises TypeError for a ``state`` that is not a ``PowerSGDState``.
     """
@@ -296,13 +297,13 @@ def powerSGD_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Any]:
 
 
 class _PowerSgdExchange:
-    """One bucket's way through the algorithm."""
+    """The exchange of one bucket by PowerSGD."""
 
     def __init__(self, state: PowerSGDState, bucket: GradBucket, iteration: int) -> None:
         self._state = state
         self._buffer = buffer = bucket.buffer()
         self._xp = xp = namespace(buffer)
-        # Products are computed in at least 32 bits; what travels has the bucket's dtype.
+        # Products are computed in at least 32 bits; P and Q are sent in the bucket's dtype.
         self._compute = np.dtype(np.float32) if buffer.dtype.itemsize < 4 else buffer.dtype
         pairs = list(zip(bucket.paths(), bucket.gradients(), strict=True))
         ranks = [state.rank_for(gradient.shape) for _, gradient in pairs]
@@ -353,22 +354,22 @@ class _PowerSgdExchange:
         return _then_wait_for(lefts, second).then(last)
 
     def _message(self, shapes: Sequence[tuple[int, int]]) -> tuple[Array, list[Array]]:
-        """Return a flat array with room for matrices of ``shapes``, and its views as those."""
+        """Return a flat array for matrices of ``shapes``, and the matrices as its views."""
         flat = self._xp.empty(sum(map(math.prod, shapes)), dtype=self._buffer.dtype)
         return flat, pieces(flat, shapes)
 
     def _matrix(self, path: str, gradient: Array) -> Array:
-        # A copy: it becomes the error, and the bucket may be rewritten before the next step.
+        # Copied because it becomes the error, and the bucket may change before the next step.
         matrix = gradient.reshape(gradient.shape[0], -1).astype(self._compute, copy=True)
         self._state.add_error(path, matrix)
         return matrix
 
 
-def _check_shape(kept: Array, shape: tuple[int, ...], what: str) -> None:
-    if kept.shape != shape:
+def _check_shape(stored: Array, shape: tuple[int, ...], what: str) -> None:
+    if stored.shape != shape:
         raise ValueError(
-            f"PowerSGD's state: {what} has shape {list(kept.shape)}; expected {list(shape)}. Is it "
-            "the state of another model?"
+            f"PowerSGD's state: {what} has shape {list(stored.shape)}; expected {list(shape)}. Is "
+            "it the state of another model?"
         )
 
 
@@ -383,7 +384,7 @@ def _average(flat: Array, group: ProcessGroup) -> Future[Any]:
 def _then_wait_for(
     future: Future[Any], callback: Callable[[Future[Any]], Future[Any]]
 ) -> Future[Any]:
-    """Return a future of the outcome of the future that ``callback(future)`` returns."""
+    """Return a future with the result of the future that ``callback(future)`` returns."""
     result = Future()
 
     def settle(inner: Future[Any]) -> None:
@@ -396,7 +397,7 @@ def _then_wait_for(
     def begin(done: Future[Any]) -> None:
         try:
             callback(done).add_done_callback(settle)
-        except Exception as error:  # noqa: BLE001 (it becomes the outcome)
+        except Exception as error:  # noqa: BLE001 (it becomes the result)
             result.set_exception(error)
 
     future.add_done_callback(begin)

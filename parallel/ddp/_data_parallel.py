@@ -57,7 +57,7 @@ class DistributedDataParallel(Module, Joinable):
         process_group: The replicas: ``mesh["dp"]``, any other mesh or group, or None for the
             default group. Over several mesh dimensions (``mesh["dp", "cp"]``) gradients are
             averaged over all of them.
-        bucket_cap_mb: The bucket size in MiB; the first bucket has at most 1 MiB.
+        bucket_cap_mb: The bucket size in MiB. The first bucket's size is 1 MiB, or this if less.
         broadcast_buffers: Copy rank 0's buffers to all ranks before each training forward whose
             backward synchronises.
         init_sync: Compare the ranks' models and copy rank 0's values at construction. If False,

@@ -1,4 +1,4 @@
-"""Training that goes on when ranks are lost, and when others come in their place."""
+"""Training that continues when ranks are lost, and when other ranks replace them."""
 
 from parallel.elastic._batches import ElasticBatches, Share
 from parallel.elastic._mesh import ElasticMesh

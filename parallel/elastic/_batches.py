@@ -1,4 +1,4 @@
-"""``ElasticBatches``: the samples of each step, for any number of present ranks."""
+"""``ElasticBatches``: the samples of each step, for a varying number of ranks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Policy = Literal["keep", "scale"]
 class Share:
     """One rank's share of a step's batch.
 
-    ``samples`` are the numbers of its samples (int64). ``batch`` is the number of samples of all
-    ranks together. Each rank multiplies the mean over its samples by ``weight``. The mean of these
-    products over the ranks is the mean over the batch. ``scale`` is the ratio of the batch's size
-    to the batch's size of a full mesh.
+    ``samples`` are the indices of its samples (int64). ``batch`` is the number of samples of all
+    ranks. If each rank multiplies the mean over its samples by ``weight``, the mean of these
+    products over the ranks is the mean over the batch. ``scale`` is the batch size divided by the
+    batch size of a full mesh.
     """
 
     samples: Positions
@@ -34,8 +34,8 @@ class Share:
     def microbatches(self, size: int) -> Iterator[Positions]:
         """Yield ``samples`` in pieces of at most ``size``, as evenly as possible.
 
-        Accumulate the gradients of all but the last (``no_sync``). Then a rank that gets more
-        samples, because other ranks are gone, needs no more memory.
+        Accumulate the gradients of all but the last piece (``no_sync``). Then a rank that gets more
+        samples after a loss needs no more memory.
         """
         pieces = max(1, math.ceil(len(self.samples) / to_count(size, "size")))
         yield from np.array_split(self.samples, pieces)
@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class _PrefetchedSamples:
-    """The samples of one rank's shares of some steps, the first of which begins at ``cursor``."""
+    """The samples of one rank's shares of consecutive steps, starting at ``cursor``."""
 
     place: int
     ranks: int
@@ -60,25 +60,25 @@ class _PrefetchedSamples:
 
 
 _AHEAD = 1024
-"""The samples to look up at once if a share has fewer, because that takes little longer."""
+"""The number of samples to look up at once if shares are small, for speed."""
 
 
 class ElasticBatches:
-    """Cuts an endless order of samples into batches of steps, and batches into ranks' shares.
+    """An endless order of samples, cut into batches for steps and shares for ranks.
 
-    The order consists of passes. Each pass has every sample once, in another order. The beginning
-    of a batch is a single number, the samples used before it, which only commits change. So over
-    any history of losses and joins each sample is used exactly once a pass.
+    The order consists of passes. Each pass has every sample once, in another order. A batch begins
+    at a cursor, the number of samples used before, which changes only when a step is committed. So,
+    over any history of losses and joins, each pass uses each sample exactly once.
 
     Args:
         length: The number of samples.
-        batch_size: With ``policy="keep"`` the samples of a step on all ranks together: remaining
-            ranks share the samples of lost ones. With ``"scale"`` the samples of each rank: a
-            smaller mesh has smaller batches, by the factor ``Share.scale``, to which the learning
-            rate can be adjusted.
+        batch_size: With ``policy="keep"``, the number of samples in a step on all ranks: remaining
+            ranks share the samples of lost ranks. With ``"scale"``, the number of samples on each
+            rank: a smaller mesh has batches smaller by the factor ``Share.scale``, for which the
+            learning rate can be adjusted.
         policy: ``"keep"`` or ``"scale"``.
-        shuffle: Draw another order for each pass. Without it, samples come by their numbers.
-        seed: Chooses the orders.
+        shuffle: Draw another order for each pass. If False, samples are in the order of indices.
+        seed: The seed of the orders.
 
     Raises:
         ValueError: For numbers that are not positive, and an unknown policy.
@@ -104,7 +104,7 @@ class ElasticBatches:
         self._ahead: _PrefetchedSamples | None = None
 
     def batch(self, ranks: int) -> int:
-        """Return the number of samples of a step with ``ranks`` ranks that read different data."""
+        """Return the number of samples in a step with ``ranks`` ranks that read different data."""
         return self.batch_size if self.policy == "keep" else self.batch_size * ranks
 
     def share(self, cursor: int, place: int, ranks: int, full: int) -> Share:
@@ -131,7 +131,7 @@ class ElasticBatches:
         )
 
     def at(self, positions: Positions) -> Positions:
-        """Return the samples at ``positions`` (int64, from 0) of the endless order."""
+        """Return the samples at ``positions`` (int64, from 0) in the endless order."""
         if not self.shuffle:
             return positions % self.length
         found = np.empty(len(positions), np.int64)

@@ -1,8 +1,8 @@
-"""The choice of the next mesh: a pure function of the members' reports.
+"""The choice of the next mesh, as a pure function of the members' reports.
 
-A *replica* is all ranks at one coordinate of the elastic dim, which can do without the ranks at the
-others. On a mesh of one dim, it is one rank. On a mesh of two dims, it has all shards of the
-parameters.
+A *replica* consists of all ranks at one coordinate of the elastic dim. It has the whole state, so
+it can continue without the other replicas. On a mesh of one dim, it is one rank; on a mesh of two
+dims, it has all shards of the parameters.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ RankArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """One member's report: its ``committed`` steps, and the samples they used up (``cursor``).
+    """One member's numbers of ``committed`` steps and of samples used by them (``cursor``).
 
-    ``voted`` is 0, or the number of samples of a step for which the member has voted without
-    learning the result. A ``fresh`` member has no state, whatever its numbers are.
+    ``voted`` is 0, or the number of samples in a step for which the member has voted but does not
+    know the result. A ``fresh`` member has no state, and its numbers are ignored.
     """
 
     committed: int
@@ -33,9 +33,9 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The next mesh: its ``ranks`` in its shape, and the step at which they begin.
+    """The next mesh: its ``ranks`` as nested lists, and the step at which they begin.
 
-    The ``fresh`` ranks have no state; ``stateless``: no rank has.
+    The ``fresh`` ranks have no state. With ``stateless``, no rank has the state.
     """
 
     ranks: Any
@@ -53,16 +53,16 @@ def choose(
     proposals: Mapping[int, Mapping[str, Any]],
     waiting: Sequence[int],
 ) -> Choice | None:
-    """Return the next mesh, None while there are fewer than ``min_size`` replicas.
+    """Return the next mesh, or None if fewer than ``min_size`` replicas are possible.
 
-    ``ranks`` is the present mesh, with one replica for each place along ``axis``. The next mesh has
-    up to ``size`` replicas. A replica stays if all its ranks have ``proposals``, and keeps
-    its place among the others. Other places go to the live ranks of broken replicas, then to the
-    ranks ``waiting`` for a place.
+    ``ranks`` is the current mesh, with a replica for each place along ``axis``. The next mesh has
+    up to ``size`` replicas. A replica stays, in the same order, if all its ranks have
+    ``proposals``. Free places go to the live ranks of broken replicas, then to the ranks
+    ``waiting`` for a place.
     """
     rows = np.moveaxis(ranks, axis, 0)
     shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)
-    reports = {rank: MemberReport(**one) for rank, one in proposals.items()}
+    reports = {rank: MemberReport(**proposal) for rank, proposal in proposals.items()}
     found: list[list[int] | None] = [
         row if all(rank in reports for rank in row) else None for row in flat.tolist()
     ]
@@ -86,20 +86,21 @@ def choose(
 def _state_of(
     rows: Sequence[list[int]], reports: Mapping[int, MemberReport], placed: set[int]
 ) -> tuple[int, int, list[list[int]]]:
-    """Return the committed steps, the samples used up, and the replicas with that state.
+    """Return the committed steps, the samples used, and the replicas with this state.
 
-    All members have voted for a step that one has committed, so they can commit it.
+    If one member has committed a step, all have voted for it, so they can commit it as well.
     """
-    trained = [one for rank, one in reports.items() if not one.fresh and rank in placed]
-    trained = trained or [one for one in reports.values() if not one.fresh]
+    trained = [report for rank, report in reports.items() if not report.fresh and rank in placed]
+    trained = trained or [report for report in reports.values() if not report.fresh]
     if not trained:
         return 0, 0, []
-    committed, cursor = max((one.committed, one.cursor) for one in trained)
+    committed, cursor = max((report.committed, report.cursor) for report in trained)
 
     def has_state(rank: int) -> bool:
-        one = reports.get(rank)
-        if rank not in placed or one is None or one.fresh:
+        report = reports.get(rank)
+        if rank not in placed or report is None or report.fresh:
             return False
-        return one.committed + bool(one.voted and one.committed < committed) == committed
+        can_commit = bool(report.voted and report.committed < committed)
+        return report.committed + can_commit == committed
 
     return committed, cursor, [row for row in rows if all(map(has_state, row))]

@@ -1,4 +1,4 @@
-"""``ElasticMesh``: a mesh whose replicas come and go while the others train on."""
+"""``ElasticMesh``: a mesh whose replicas may leave and join during training."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from parallel.elastic._step import Interrupter, Step
 from parallel.elastic._transfer import ManagedState, transfer
 
 _EVENT_SECONDS = 1.0
-_FRUITLESS = 3
+_MAX_FAILED_EPOCHS = 3
 Until = int | Callable[[int], bool] | None
 
 
 class ElasticMesh:
-    """A mesh whose replicas, the coordinates of ``dim``, come and go.
+    """A mesh whose replicas, the coordinates of ``dim``, may leave and join.
 
         with ElasticMesh(mesh, dim="dp") as elastic:
             model = DistributedDataParallel(Net(), elastic.mesh["dp"])
@@ -43,20 +43,20 @@ class ElasticMesh:
                     train(model, step.share)             # forward and backward
                     step.on_commit(optimizer.step)
 
-    All ranks run the same program, including later ones (``meshrun --replace``, ``--spares``). A
-    later rank is the only rank of its mesh until the loop begins. There it waits for a place, gets
-    the state, and joins the others in the middle of their loop.
+    All ranks run the same program, including ranks that join later (``meshrun --replace``,
+    ``--spares``). A later rank is the only rank of its mesh until its loop begins. Then it waits
+    for a place, receives the state, and joins the other ranks' loop.
 
     Args:
-        mesh: A mesh over all ranks that the job began with, with names; None: the one that it was
-            started with (``meshrun --mesh``).
-        dim: The dim along which replicas may come and go.
+        mesh: A mesh with names over all initial ranks of the job. None: the mesh of
+            ``meshrun --mesh``.
+        dim: The dim along which replicas may leave and join.
         min_size: The number of replicas below which training waits for new ranks.
-        data_dims: The dims whose ranks read data of their own; by default ``dim`` and, if the mesh
-            has it, ``"dp_shard"``.
-        timeout: The longest wait for a vote on a step, and for the remaining members after a loss;
-            seconds, a timedelta or "30s". By default that of the mesh.
-        join_timeout: The longest wait for ``min_size`` replicas.
+        data_dims: The dims whose ranks read different data; by default ``dim`` and, if the mesh has
+            it, ``"dp_shard"``.
+        timeout: The maximum wait for a vote on a step, and for the remaining members after a loss:
+            seconds, a timedelta or "30s". By default the job's timeout.
+        join_timeout: The maximum wait for ``min_size`` replicas.
 
     Raises:
         ValueError: For a mesh without names, or not over all ranks of the job, and for numbers out
@@ -80,10 +80,10 @@ class ElasticMesh:
         self._job = job = Job()
         names = mesh.mesh_dim_names
         if names is None or mesh.slice_count != 1:
-            raise ValueError(f"mesh is {mesh}; expected one whose dims have names, not a slice")
+            raise ValueError(f"mesh is {mesh}; expected a whole mesh whose dims have names")
         self._full = mesh.size(dim)
         if dim not in names:
-            raise MeshDimError(f"dim is {dim!r}, flattened; expected one of {', '.join(names)}")
+            raise MeshDimError(f"dim {dim!r} is flattened; expected one of {', '.join(names)}")
         self._axis = names.index(dim)
         self._width = mesh.size() // self._full
         self.dim = dim
@@ -104,7 +104,7 @@ class ElasticMesh:
         self.committed: int = 0
         """The number of steps that all members have committed."""
         self.cursor: int = 0
-        """The number of samples that they have used."""
+        """The number of samples that these steps have used."""
         self.history: list[Change] = []
         """The changes of membership so far, the latest last."""
         self._state = ManagedState({})
@@ -113,31 +113,31 @@ class ElasticMesh:
         self._votes: ProcessGroup | None = None
         self._interrupter: Interrupter | None = None
         self._change_due = False
-        self._fruitless = 0
-        self._over = False
+        self._failed_epochs = 0
+        self._ended = False
         self._readers = 0, 1
-        """This rank's place among those that read data of their own, and their number."""
+        """This rank's place among the ranks that read different data, and their number."""
 
-    # ------------------------------------------------------------------ asked
+    # ------------------------------------------------------------------ properties
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh of the present ranks."""
+        """The mesh of the current ranks."""
         return self._mesh
 
     @property
     def placed(self) -> bool:
-        """True if this rank has a place in the mesh; one that waits for it in vain gets none."""
+        """True if this rank has a place in the mesh; False while it waits or if it got none."""
         return not self._fresh
 
     @property
     def size(self) -> int:
-        """The number of present replicas."""
+        """The current number of replicas."""
         return self._mesh.size(self.dim)
 
     @property
     def epoch(self) -> int:
-        """The number of the job's epoch, which counts the changes of members."""
+        """The job's epoch, which counts the changes of membership."""
         return self._job.epoch.number
 
     def state_dict(self) -> dict[str, int]:
@@ -145,7 +145,7 @@ class ElasticMesh:
         return {"committed": self.committed, "cursor": self.cursor}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a ``state_dict``: on all members, before the first step."""
+        """Resume from a ``state_dict``. Call it on all members, before the first step."""
         self.committed, self.cursor = int(state["committed"]), int(state["cursor"])
 
     # ------------------------------------------------------------------ the loop
@@ -158,27 +158,28 @@ class ElasticMesh:
         batches: ElasticBatches | None = None,
         restore: Callable[[], object] | None = None,
     ) -> Iterator[Step]:
-        """Yield steps until this many are committed.
+        """Yield steps until enough are committed.
 
-        If the loss of a rank breaks off a step, the remaining ranks get the step again, with the
-        same number.
+        If the loss of a rank aborts a step, the remaining ranks get the step again, with the same
+        number.
 
         Args:
-            state: The state from step to step: a dict of models, optimizers, arrays, pytrees. The
-                wrappers of this package move to the mesh of the present ranks. A new rank gets the
-                whole state from ranks that have it.
-            until: The number of committed steps after which the loop ends. Or ``until(committed)``,
-                true at the end, alike on all ranks. None: forever.
-            batches: The samples; ``step.share`` is then this rank's share of a step's.
-            restore: Called by all members if no remaining rank has the state: it loads a
+            state: The state between steps: a dict of models, optimizers, arrays, pytrees. The
+                wrappers of this package move to the mesh of the current ranks. A new rank receives
+                the whole state from other ranks.
+            until: The number of committed steps after which the loop ends, or a function
+                ``until(committed)`` that returns True at the end, the same on all ranks. None:
+                the loop does not end.
+            batches: The samples. ``step.share`` is then this rank's share of a step's samples.
+            restore: All members call it if no remaining rank has the state. It must load a
                 checkpoint into ``state``, and this object's part by ``load_state_dict``.
 
         Raises:
-            ValueError: For a ``state`` of which a lost rank takes a part along: a
-                ``ZeroRedundancyOptimizer``, arrays that are split over the elastic dim.
-            DistError: When the job cannot go on. Reasons are fewer than ``min_size`` replicas, a
-                lost connection to the store, and no rank with the state. Another is an error that
-                recurs although no rank is lost.
+            ValueError: For a ``state`` that is lost in part with a rank: a
+                ``ZeroRedundancyOptimizer``, or arrays that are split over the elastic dim.
+            DistError: When the job cannot continue: fewer than ``min_size`` replicas, a lost
+                connection to the store, or an error that recurs although no rank is lost.
+            RuntimeError: If no rank has the state and ``restore`` is None.
         """
         managed = ManagedState(state)
         managed.check(self.dim)
@@ -191,22 +192,22 @@ class ElasticMesh:
                     self._gather()
                 except DistError as error:
                     self._recover(error)
-            while not self._over and not (self._enough(until) and self._part()):
+            while not self._ended and not (self._reached(until) and self._finish()):
                 if self._change_due:
-                    self._go_on(None)
-                if self._over or self._enough(until):
+                    self._change_epoch(None)
+                if self._ended or self._reached(until):
                     continue
                 step = Step(self, self.committed, self._share())
                 yield step
                 if not step.entered:
                     raise RuntimeError("a step was not computed; expected `with step as mesh:`")
-            if not self._over:
+            if not self._ended:
                 self._job.end_joining()
         finally:
             self._end_interrupter()
 
     def end_of(self, step: Step, error: BaseException | None) -> bool:
-        """Vote for ``step``, whose block ended with ``error``; say whether that is dealt with."""
+        """Vote for ``step``, whose block ended with ``error``; return True if it was handled."""
         if error is None:
             try:
                 quiet = self._vote(step)
@@ -218,25 +219,28 @@ class ElasticMesh:
                 self._commit(step)
                 self._change_due = not quiet
             return True
-        if not self._is_of_others(error):
+        if not self._is_from_loss(error):
             return False
         self._recover(error, step)
         return True
 
     def _vote(self, step: Step) -> bool:
-        """One small message: all have come to the end of the step; return whether nobody waits."""
+        """Confirm that all members have finished the step; return False if a change is due.
+
+        A change is due when ranks wait for a place.
+        """
         assert self._votes is not None
         waiting = self._job.waiting
         quiet = self.size >= self._full or len(waiting) < self._width
         step.voted = self._batch() or 1
-        ballot = np.array([quiet], np.int32)  # a dtype that the compiled core folds
+        ballot = np.array([quiet], np.int32)  # a dtype that the compiled core reduces
         self._votes.all_reduce(ballot, ReduceOp.MIN, timeout=self._timeout)
         return bool(ballot[0])
 
     def _commit(self, step: Step) -> None:
         self.committed += 1
         self.cursor += self._batch()
-        self._fruitless = 0
+        self._failed_epochs = 0
         self._job.mark_step(self.committed)
         step.commit()
 
@@ -248,15 +252,15 @@ class ElasticMesh:
             return None
         return self._batches.share(self.cursor, *self._readers, self._full_readers)
 
-    def _enough(self, until: Until) -> bool:
+    def _reached(self, until: Until) -> bool:
         if until is None:
             return False
         return until(self.committed) if callable(until) else self.committed >= until
 
-    def _part(self) -> bool:
+    def _finish(self) -> bool:
         """Return True when all members know that the last step is committed.
 
-        A member that left earlier might be the only one that could tell the others.
+        Otherwise the only member that knows the result of the vote might leave.
         """
         assert self._votes is not None
         try:
@@ -268,10 +272,10 @@ class ElasticMesh:
 
     # ------------------------------------------------------------------ failures
 
-    def _is_of_others(self, error: BaseException) -> bool:
-        """True if ``error`` is one that the loss of other ranks causes.
+    def _is_from_loss(self, error: BaseException) -> bool:
+        """True if ``error`` may be the result of a loss of other ranks.
 
-        ``jax.jit`` raises an error of JAX's own, with the text of the error inside.
+        ``jax.jit`` raises JAX's own error, with the text of the original error.
         """
         if isinstance(error, CollectiveMismatchError):
             return False
@@ -285,19 +289,19 @@ class ElasticMesh:
         return self._votes is not None and failure_of(self._votes, seconds) is not None
 
     def _break(self, error: BaseException) -> None:
-        """Have all members leave the step, if they have not heard that it failed."""
+        """Abort the step on all members, unless they know already that it failed."""
         if self._votes is not None and not self._is_broken(0):
             self._votes.abort(f"its step failed: {error}")
 
     def _recover(self, error: BaseException, step: Step | None = None) -> None:
-        """Leave the step, all together, and go on with the remaining ranks."""
+        """Leave the step together with all members, and continue with the remaining ranks."""
         self._break(error)
-        self._go_on(error, step)
+        self._change_epoch(error, step)
 
     # ------------------------------------------------------------------ epochs
 
-    def _go_on(self, cause: BaseException | None, step: Step | None = None) -> None:
-        """Agree with the others on who goes on, and begin to: until that succeeds."""
+    def _change_epoch(self, cause: BaseException | None, step: Step | None = None) -> None:
+        """Agree on the members of the next epoch and begin it; retry until this succeeds."""
         job = self._job
         while True:
             self._end_interrupter()
@@ -332,11 +336,11 @@ class ElasticMesh:
                 self._check_progress(change, cause)
 
     def _check_progress(self, change: Change, cause: BaseException | None) -> None:
-        """Raise ``cause`` when the same happens again and again, and nobody was lost."""
-        known = set(self.history[-2].epoch.members) if len(self.history) > 1 else set[int]()
-        same = known == set(change.epoch.members)
-        self._fruitless = self._fruitless + 1 if same else 0
-        if self._fruitless >= _FRUITLESS and cause is not None:
+        """Raise ``cause`` after several epochs without a loss or a committed step."""
+        before = set(self.history[-2].epoch.members) if len(self.history) > 1 else set[int]()
+        unchanged = before == set(change.epoch.members)
+        self._failed_epochs = self._failed_epochs + 1 if unchanged else 0
+        if self._failed_epochs >= _MAX_FAILED_EPOCHS and cause is not None:
             raise cause
 
     def _choose(self, reports: Any, missing: Any) -> Any:
@@ -348,7 +352,7 @@ class ElasticMesh:
         return {"members": np.ravel(found.ranks).tolist(), "choice": asdict(found)}
 
     def _gather(self) -> None:
-        """Make what the members need to compute together."""
+        """Make the groups of the current members, and move the wrappers to them."""
         job = self._job
         self._votes = job.new_group(job.epoch.members, timeout=self._timeout, desc="votes")
         self._interrupter = Interrupter(job, self._votes)
@@ -357,7 +361,7 @@ class ElasticMesh:
         self._state.move_to(self._mesh)
 
     def _begin(self, change: Change, choice: Choice) -> None:
-        """Begin the epoch with the present ranks; raise DistError if one of them is lost."""
+        """Begin the epoch of ``change``; raise DistError if another rank is lost."""
         started = time.perf_counter()
         self.history.append(change)
         self._change_due = False
@@ -371,7 +375,7 @@ class ElasticMesh:
             self.committed, self.cursor = choice.committed, choice.cursor
         self._fresh = False
         self._job.log.info(
-            "epoch %d has begun after %.3f s: %s, from step %d; new: %s; gone: %s",
+            "epoch %d began after %.3f s: %s, from step %d; new: %s; lost: %s",
             change.epoch.number,
             time.perf_counter() - started,
             self._mesh,
@@ -383,18 +387,18 @@ class ElasticMesh:
     def _load(self) -> None:
         if self._restore is None:
             raise RuntimeError(
-                "no rank is left that has the state of the training; expected steps(restore=...),"
+                "no remaining rank has the state of the training; expected steps(restore=...),"
                 " which loads a checkpoint"
             )
         self._restore()
 
     def _await_place(self) -> None:
-        """Wait until the others have a place for this rank, and take it."""
+        """Wait until the members have a place for this rank, and join them."""
         self._fresh = True
         while True:
             change = self._job.await_place()
             if change is None:
-                self._over = True
+                self._ended = True
                 return
             self._job.enter(change)
             try:
@@ -410,9 +414,9 @@ class ElasticMesh:
     # ------------------------------------------------------------------ with
 
     def __enter__(self) -> Self:
-        """Return the mesh itself, whose loop the end of the block ends."""
+        """Return this object; the end of the block ends its loop."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what the loop has begun."""
+        """Stop the loop's background thread."""
         self._end_interrupter()

@@ -1,9 +1,9 @@
-"""Outer loops: replicas train apart for a while, and then bring together what they have learnt.
+"""Outer loops, in which replicas train independently for many steps between averages.
 
-For members that are far away from each other: they exchange one array of the parameters' size for
-many steps. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", arXiv:1602.05629; Stich, "Local SGD Converges Fast and Communicates Little",
-arXiv:1805.09767; Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1.
+For slow networks: the replicas exchange one array of the parameters' size per round of many steps.
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+arXiv:1602.05629; Stich, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767;
+Douillard et al., "DiLoCo", arXiv:2311.08105, algorithm 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parallel.optim._optimizer import SGD, Optimizer
 
 
 class DiLoCo:
-    """Makes each step of an elastic loop a *round* of many steps by each replica alone.
+    """Makes each step of an elastic loop a *round* of many independent steps on each replica.
 
         outer = DiLoCo(model, optimizer, elastic.mesh["dp"])
         state = {"model": model, "inner": optimizer, "outer": outer, "momentum": outer.optimizer}
@@ -38,17 +38,17 @@ class DiLoCo:
                     optimizer.zero_grad()
 
     At the end of a round, the replicas average their changes of the parameters. The outer optimizer
-    takes the negative average as a gradient. When a round does not count, the parameters and the
-    inner optimizer's state go back to its beginning.
+    uses the negative average as a gradient. If a round is not committed, the parameters and the
+    inner optimizer's state are reset to its beginning.
 
     Args:
-        model: The module that is trained, without a wrapper over the same replicas; it may be fully
-            sharded over others.
-        optimizer: The inner one, which makes the steps of a round: AdamW in the paper.
+        model: The trained module, without a wrapper over the same replicas; it may be fully sharded
+            over other dims.
+        optimizer: The inner optimizer, for the steps of a round: AdamW in the paper.
         ranks: The replicas: ``elastic.mesh["dp"]``.
-        outer: The optimizer of the step at the end of a round, with the same parameters; by default
-            the paper's: SGD with a rate of 0.7 and Nesterov's momentum of 0.9. With ``SGD(lr=1.0)``
-            parameters are averaged: local SGD.
+        outer: The optimizer for the end of a round, with the same parameters. By default as in the
+            paper: SGD with a learning rate of 0.7 and Nesterov momentum of 0.9. ``SGD(lr=1.0)``
+            averages parameters, which is local SGD.
 
     Raises:
         TypeError: For arguments of another type.
@@ -71,53 +71,54 @@ class DiLoCo:
         self.optimizer: Optimizer = outer or SGD(
             model.parameters(), lr=0.7, momentum=0.9, nesterov=True
         )
-        """The outer optimizer: part of the state of the loop."""
+        """The outer optimizer, which is part of the loop's state."""
 
     def move_to(self, mesh: DeviceMesh) -> None:
-        """Go on with other replicas: those of ``mesh``, along the dims that it has had."""
+        """Continue with the replicas of ``mesh`` along the same dims as before."""
         self._ranks = same_dims(self._ranks, mesh, type(self).__name__)
         self._group = resolve(self._ranks, "mesh")
         self._residuals = None
 
     @contextmanager
     def round(self, step: Step) -> Generator[None]:
-        """Train apart inside of the block; at its end come together, if ``step`` is committed.
+        """Return a context for independent training; at its end, replicas average their changes.
 
-        Raises the errors of calls on the replicas' group, which the elastic loop handles.
+        The outer optimizer updates the parameters if ``step`` is committed. Raises the errors of
+        calls on the replicas' group, which the elastic loop handles.
         """
         parameters = list(self._model.parameters())
-        begun = [parameter.data.copy() for parameter in parameters]
+        initial = [parameter.data.copy() for parameter in parameters]
         before = copy.deepcopy(self._inner.state_dict())
-        moved: list[Any] = []
+        changes: list[Any] = []
         try:
             yield
-            moved = [old - p.data for old, p in zip(begun, parameters, strict=True)]
+            changes = [old - p.data for old, p in zip(initial, parameters, strict=True)]
         finally:
             after = self._inner.state_dict()
-            for parameter, old in zip(parameters, begun, strict=True):
+            for parameter, old in zip(parameters, initial, strict=True):
                 parameter.data[...] = old
                 parameter.zero_grad()
             self._inner.load_state_dict(before)
-        residuals = self._feedback(moved)
-        average_coalesced(moved, self._group, residuals=residuals)
+        residuals = self._copy_residuals(changes)
+        average_coalesced(changes, self._group, residuals=residuals)
 
         def commit() -> None:
             self._residuals = residuals
             self._inner.load_state_dict(after)
-            for parameter, distance in zip(parameters, moved, strict=True):
-                parameter.grad = distance
+            for parameter, change in zip(parameters, changes, strict=True):
+                parameter.grad = change
             self.optimizer.step()
             self.optimizer.zero_grad()
 
         step.on_commit(commit)
 
-    def _feedback(self, moved: list[Any]) -> list[Any] | None:
-        """Return the mutable rounding errors of earlier rounds, or None if none are kept."""
+    def _copy_residuals(self, changes: list[Any]) -> list[Any] | None:
+        """Copy the rounding errors of earlier rounds; return None without error feedback."""
         compression = self._group.compression
         if compression is None or not compression.error_feedback:
             return None
-        if not all(isinstance(array, np.ndarray) for array in moved):
+        if not all(isinstance(array, np.ndarray) for array in changes):
             return None
         if self._residuals is None:
-            return [np.zeros(array.shape, np.float32) for array in moved]
+            return [np.zeros(array.shape, np.float32) for array in changes]
         return [residual.copy() for residual in self._residuals]

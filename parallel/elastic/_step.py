@@ -1,4 +1,4 @@
-"""``Step``: one step of a loop, which all members commit, or none; and what ends its calls."""
+"""``Step``, which all members of an elastic loop commit or none, and its interrupter."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _PAUSE_SECONDS = 0.01
 
 
 class Interrupter:
-    """Ends the calls of this rank, on whatever group, once the group ``members`` has broken.
+    """Fails this rank's pending calls on all groups after the group ``members`` has failed.
 
-    A rank may wait in a call on a smaller group that has lost no member. But other members of that
-    group may have left the step, and will never come. It works until ``end``, when the rank itself
-    has left the step. Groups without a call under way stay intact.
+    A rank may wait in a call on a smaller group that has not lost a member, but whose other members
+    have left the step. The interrupter runs until ``end``, when this rank itself has left the step.
+    It does not fail groups without a pending call.
     """
 
     def __init__(self, job: Job, members: ProcessGroup) -> None:
         self._job = job
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         on_failure(members, self._begin)
 
     def end(self) -> None:
-        """Stop; nothing is ended any more when this returns."""
+        """Stop the thread and wait for it."""
         with self._lock:
-            self._over.set()
+            self._ended.set()
         if self._thread is not None:
             self._thread.join()
 
     def _begin(self, error: DistError) -> None:
         with self._lock:
-            if self._over.is_set() or self._thread is not None:
+            if self._ended.is_set() or self._thread is not None:
                 return
             if not any(is_usable(group) for group in self._job.groups()):
                 return
@@ -52,74 +52,74 @@ class Interrupter:
             for group in self._job.groups():
                 if is_usable(group) and not is_idle(group):
                     fail(group, error)
-            if self._over.wait(_PAUSE_SECONDS):
+            if self._ended.wait(_PAUSE_SECONDS):
                 return
 
 
 class StepLoop(Protocol):
-    """The loop that a step belongs to: an ``ElasticMesh``."""
+    """The loop of a step, an ``ElasticMesh``."""
 
     @property
     def mesh(self) -> DeviceMesh:
-        """The mesh of the present members."""
+        """The mesh of the current members."""
         ...
 
     def end_of(self, step: Step, error: BaseException | None) -> bool:
-        """Vote for ``step``, whose block ended with ``error``; True if the error is dealt with."""
+        """Vote for ``step``, whose block ended with ``error``; return True if it was handled."""
         ...
 
 
 class Step:
-    """One try at a step: ``with step as mesh:`` computes it on the present members.
+    """One attempt at a step, which the block ``with step as mesh:`` computes.
 
-    The block must not change parameters: only its gradients are dropped when the step does not
-    count. ``on_commit`` takes the functions that change parameters.
+    The block must not change parameters: if the step is not committed, only its gradients are
+    dropped. Pass functions that change parameters to ``on_commit``.
     """
 
     def __init__(self, loop: StepLoop, number: int, share: Share | None) -> None:
         self.number = number
-        """The number of steps committed before it: the same when a step is tried again."""
+        """The number of steps committed before, which is the same in another attempt."""
         self.committed: bool = False
-        """True if all members have committed it; known after the block."""
+        """True if all members have committed the step; known after the block."""
         self.entered: bool = False
         self.voted: int = 0
         self._loop = loop
         self._share = share
-        self._then: list[Callable[[], object]] = []
+        self._on_commit: list[Callable[[], object]] = []
 
     @property
     def share(self) -> Share:
         """This rank's share of the step's batch. Raises ValueError without ``batches``."""
         if self._share is None:
-            raise ValueError("steps() was given no batches; expected batches=ElasticBatches(...)")
+            raise ValueError("steps() has no batches; expected batches=ElasticBatches(...)")
         return self._share
 
     def on_commit(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call ``function`` on each member once all members have voted for the step.
+        """Call ``function`` on each member after all members have voted for the step.
 
-        Functions run in the order in which they were given, at the end of the block. If a rank was
-        lost during the vote, they run when the others have found its result. They must neither
-        communicate nor fail: the other members have taken the step by then. An exception ends the
-        loop on this rank; a DistError is raised as a RuntimeError.
+        Functions run in the order of registration, at the end of the block. If a rank is lost
+        during the vote, they run after the remaining members have determined the result. They must
+        neither communicate nor fail, because other members commit the step as well. An exception
+        ends the loop on this rank; a DistError is raised as a RuntimeError.
         """
-        self._then.append(lambda: function(*args, **kwargs))
+        self._on_commit.append(lambda: function(*args, **kwargs))
 
     def commit(self) -> None:
-        """Take the step, for which all members have voted."""
+        """Commit the step, for which all members have voted."""
         self.committed = True
         try:
-            for function in self._then:
+            for function in self._on_commit:
                 function()
         except DistError as error:
-            # Another try would not help: no rank was lost.
+            # The loop handles a DistError as a loss, but another attempt would not help here.
             raise RuntimeError(
-                f"a function that was given to on_commit of step {self.number} has failed:"
-                f" {error}; expected one that does not communicate"
+                f"a function in on_commit of step {self.number} failed: {error}; expected one"
+                " that does not communicate"
             ) from error
 
     def drop(self, state: ManagedState) -> None:
-        """Forget the step, which has not been committed."""
-        self._then.clear()
+        """Drop the functions and the gradients of a step that is not committed."""
+        self._on_commit.clear()
         state.drop_gradients()
 
     def __enter__(self) -> DeviceMesh:
@@ -127,5 +127,5 @@ class Step:
         return self._loop.mesh
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
-        """Vote for the step, or find the remaining members; True for the error of a lost rank."""
+        """Vote for the step, or recover; return True if the error came from a lost rank."""
         return self._loop.end_of(self, error)

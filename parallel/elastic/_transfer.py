@@ -1,9 +1,8 @@
-"""The state of a training loop: taken apart into arrays, sent to ranks that come, put together.
+"""The transfer of a training loop's state to new ranks.
 
-Each replica with the state sends an equal share of its bytes, with the share's SHA-256 hash, to
-each rank that needs it. The receiver reads from all replicas at the same time. A rank gets the
-state of the ranks at its own coordinate in the other replicas. So where parameters are sharded, it
-gets its shard.
+Each replica with the state sends an equal share of its bytes, and the share's SHA-256 hash, to
+each new rank, which receives from all replicas at the same time. A rank gets the state of the ranks
+at its own coordinate in the other replicas. So, if parameters are sharded, it gets its shard.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from parallel.nn._module import Module
 
 @dataclass(frozen=True, slots=True)
 class ArrayPlaceholder:
-    """Stands for an array in a tree whose arrays travel apart from it.
+    """The description of an array in a tree whose arrays are sent separately.
 
-    ``library`` is that of the array; ``sharding`` and ``whole`` are those of the global array that
-    it is this rank's part of, if it is.
+    ``library`` is the array's library. If the array is a part of a global array, ``sharding`` and
+    ``whole`` are the sharding and the shape of the global array.
     """
 
     shape: tuple[int, ...]
@@ -43,11 +42,11 @@ class ArrayPlaceholder:
 
 
 class ManagedState:
-    """The ``state`` of a loop: a dict of models, optimizers, arrays, and trees of those.
+    """The ``state`` of a loop: a dict of models, optimizers, arrays, and trees of these.
 
     If a value has ``state_dict`` and ``load_state_dict``, these methods read and load it. The
-    wrappers of this package have ``move_to``, which is called when the mesh changes. A value with
-    ``move_to`` alone has no state. Any other value is replaced in the dict, except that NumPy
+    wrappers of this package have ``move_to``, which is called when the mesh changes. A value that
+    has only ``move_to`` has no state. Any other value is replaced in the dict, except that NumPy
     arrays of the same shape and dtype are written in place.
     """
 
@@ -56,34 +55,34 @@ class ManagedState:
         self._state = state
 
     def check(self, dim: str) -> None:
-        """Raise ValueError for a state that goes with a replica, a coordinate of ``dim``.
+        """Raise ValueError unless each replica, a coordinate of ``dim``, has the whole state.
 
-        No replica has all of an array that is split over that dim, nor of an optimizer whose states
-        are spread over ranks.
+        An array that is split over ``dim``, or an optimizer with sharded states, would be lost in
+        part with a replica.
         """
         for path, value in all_leaves(self._state):
             if isinstance(value, Joinable) and not hasattr(value, "move_to"):
                 raise ValueError(
-                    f"state{path} is a {type(value).__name__}, which keeps a part of its state on"
-                    f" each rank of {value.join_process_group}. A lost rank takes its part along;"
-                    " expected an optimizer that every replica has all of"
+                    f"state{path} is a {type(value).__name__}, which has a part of its state on"
+                    f" each rank of {value.join_process_group}. The part of a lost rank would be"
+                    " lost; expected an optimizer whose whole state is on every replica"
                 )
             parts = value.state_dict() if isinstance(value, Module) else value
             for inner, leaf in all_leaves(parts, path):
                 if isinstance(leaf, DArray) and _is_split_over(dim, leaf.sharding):
                     raise ValueError(
                         f"state{inner} is split over the elastic dim {dim!r}, as {leaf.sharding}."
-                        " A lost rank takes its part along; expected it to be split over other dims"
+                        " The part of a lost rank would be lost; expected a split over other dims"
                     )
 
     def move_to(self, mesh: DeviceMesh) -> None:
-        """Tell the wrappers that ``mesh`` is the one from now on. All its ranks call."""
+        """Move the wrappers to ``mesh``. All its ranks must call."""
         for value in self._state.values():
             if hasattr(value, "move_to"):
                 value.move_to(mesh)
 
     def drop_gradients(self) -> None:
-        """Drop the saved activations and gradients of a step that does not count."""
+        """Drop the saved activations and gradients of a step that is not committed."""
         for value in self._state.values():
             if isinstance(value, Module):
                 value.discard_saved()
@@ -93,37 +92,36 @@ class ManagedState:
     def take_apart(self) -> tuple[Any, list[Any]]:
         """Return the state with an ``ArrayPlaceholder`` for each array, and the arrays."""
         arrays: list[Any] = []
-        return map_leaves(partial(_leaf_of, arrays), self._told()), arrays
+        return map_leaves(partial(_leaf_of, arrays), self._values()), arrays
 
-    def _told(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, Any]:
         return {
             name: value.state_dict() if _has_state_dict(value) else value
             for name, value in self._state.items()
             if _has_state_dict(value) or not hasattr(value, "move_to")
         }
 
-    def room_for(self, tree: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-        """Return a NumPy array for each leaf of a ``tree`` that another rank has taken apart.
+    def receive_buffers(self, tree: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Return a NumPy array for each placeholder in another rank's ``tree``.
 
-        Where this rank has an array of the same shape and dtype at that path, it returns this
-        array. The state is then received in place, without more memory.
+        If this rank has an array of the same shape and dtype at the path, returns this array. The
+        state is then received in place, without more memory.
         """
         own: dict[str, Any] = {}
-        map_leaves(own.__setitem__, self._told())
-        room: list[npt.NDArray[Any]] = []
+        map_leaves(own.__setitem__, self._values())
+        buffers: list[npt.NDArray[Any]] = []
 
-        def make_room(path: str, leaf: Any) -> None:
+        def add_buffer(path: str, leaf: Any) -> None:
             if isinstance(leaf, ArrayPlaceholder):
-                room.append(_room(leaf, own.get(path)))
+                buffers.append(_buffer_for(leaf, own.get(path)))
 
-        map_leaves(make_room, tree)
-        return room
+        map_leaves(add_buffer, tree)
+        return buffers
 
     def put_together(self, tree: Mapping[str, Any], arrays: list[Any]) -> None:
-        """Take over what another rank has taken apart; ``arrays`` are NumPy's."""
-        left = iter(arrays)
-        told = map_leaves(partial(_array_of, left), tree)
-        for name, value in told.items():
+        """Load a state that another rank has taken apart; ``arrays`` are NumPy arrays."""
+        values = map_leaves(partial(_array_of, iter(arrays)), tree)
+        for name, value in values.items():
             own: Any = self._state.get(name)
             if _has_state_dict(own):
                 own.load_state_dict(value)
@@ -134,11 +132,11 @@ class ManagedState:
                 self._state[name] = value
 
 
-def _room(leaf: ArrayPlaceholder, own: Any) -> npt.NDArray[Any]:
-    """Return memory for an array: that of ``own``, what this rank has in its place, if it fits."""
-    here = own.local if isinstance(own, DArray) else own
-    usable = _fits(here, leaf) and here.flags.c_contiguous
-    return here if usable else np.empty(leaf.shape, leaf.dtype)
+def _buffer_for(leaf: ArrayPlaceholder, own: Any) -> npt.NDArray[Any]:
+    """Return an array to receive into: ``own``, this rank's value at the path, if it fits."""
+    local = own.local if isinstance(own, DArray) else own
+    usable = _fits(local, leaf) and local.flags.c_contiguous
+    return local if usable else np.empty(leaf.shape, leaf.dtype)
 
 
 def _is_split_over(dim: str, sharding: Sharding) -> bool:
@@ -151,7 +149,7 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _fits(own: Any, value: Any) -> bool:
-    """True if ``own`` is an array of NumPy of ``value``'s shape and dtype, which can be written."""
+    """True if ``own`` is a writeable NumPy array of ``value``'s shape and dtype."""
     alike = isinstance(own, np.ndarray) and (own.shape, own.dtype) == (value.shape, value.dtype)
     return alike and own.flags.writeable
 
@@ -161,7 +159,7 @@ def _leaf_of(arrays: list[Any], _path: str, value: Any) -> Any:
     if not (hasattr(local, "dtype") and hasattr(local, "shape")) or isinstance(local, np.generic):
         return value
     if not isinstance(local, np.ndarray) and type(local).__module__.partition(".")[0] != "jaxlib":
-        namespace(local, "state")  # refuses what is not an array
+        namespace(local, "state")  # raises TypeError for an unsupported library
     arrays.append(local)
     library = type(local).__module__.partition(".")[0]
     shape, dtype = tuple(local.shape), np.dtype(local.dtype)
@@ -191,41 +189,41 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def transfer(state: ManagedState, group: ProcessGroup, fresh: Sequence[int]) -> None:
-    """Bring ``state`` to the members ``fresh`` (global ranks) of ``group``; all members call.
+    """Send ``state`` to the members ``fresh`` (global ranks) of ``group``; all members call.
 
-    Raises DistBackendError when a hash does not fit, and what calls on the group raise.
+    Raises DistBackendError when a hash does not match, and the errors of calls on the group.
     """
-    needy = [place for place, rank in enumerate(group.ranks) if rank in fresh]
-    holders = [place for place in range(len(group.ranks)) if place not in needy]
-    if not needy or not holders:
+    receivers = [place for place, rank in enumerate(group.ranks) if rank in fresh]
+    senders = [place for place in range(len(group.ranks)) if place not in receivers]
+    if not receivers or not senders:
         return
-    if group.rank() in needy:
-        _receive(state, group, holders)
+    if group.rank() in receivers:
+        _receive(state, group, senders)
         return
     tree, arrays = state.take_apart()
-    share = _shares(arrays, len(holders))[holders.index(group.rank())]
-    for place in needy:
-        if group.rank() == holders[0]:
+    share = _shares(arrays, len(senders))[senders.index(group.rank())]
+    for place in receivers:
+        if group.rank() == senders[0]:
             group.send_object_list([tree], group_dst=place)
         _send(group, place, share)
 
 
-def _receive(state: ManagedState, group: ProcessGroup, holders: Sequence[int]) -> None:
-    told: list[Any] = [None]
-    group.recv_object_list(told, group_src=holders[0])
-    (tree,) = told
-    arrays = state.room_for(tree)
+def _receive(state: ManagedState, group: ProcessGroup, senders: Sequence[int]) -> None:
+    trees: list[Any] = [None]
+    group.recv_object_list(trees, group_src=senders[0])
+    (tree,) = trees
+    buffers = state.receive_buffers(tree)
     errors: list[Exception] = []
 
     def read(place: int, share: Sequence[Bytes]) -> None:
         try:
-            _take(group, place, share)
+            _receive_share(group, place, share)
         except Exception as error:  # noqa: BLE001 (raised below)
             errors.append(error)
 
     readers = [
         threading.Thread(target=read, args=each, name="meshlib-state", daemon=True)
-        for each in zip(holders, _shares(arrays, len(holders)), strict=True)
+        for each in zip(senders, _shares(buffers, len(senders)), strict=True)
     ]
     for reader in readers:
         reader.start()
@@ -233,13 +231,13 @@ def _receive(state: ManagedState, group: ProcessGroup, holders: Sequence[int]) -
         reader.join()
     if errors:
         raise errors[0]
-    state.put_together(tree, arrays)
+    state.put_together(tree, buffers)
 
 
 def _shares(arrays: Sequence[Any], count: int) -> list[list[Bytes]]:
     """Return the bytes of ``arrays`` in ``count`` equal shares, each in pieces."""
     flat = [_bytes_of(array) for array in arrays]
-    total = sum(one.size for one in flat)
+    total = sum(data.size for data in flat)
     return [
         list(_between(flat, total * i // count, total * (i + 1) // count)) for i in range(count)
     ]
@@ -247,11 +245,11 @@ def _shares(arrays: Sequence[Any], count: int) -> list[list[Bytes]]:
 
 def _between(flat: Sequence[Bytes], begin: int, end: int) -> Iterator[Bytes]:
     offset = 0
-    for one in flat:
-        low, high = max(begin - offset, 0), min(end - offset, one.size)
+    for data in flat:
+        low, high = max(begin - offset, 0), min(end - offset, data.size)
         for first in range(low, high, _PIECE_BYTES):
-            yield one[first : min(first + _PIECE_BYTES, high)]
-        offset += one.size
+            yield data[first : min(first + _PIECE_BYTES, high)]
+        offset += data.size
 
 
 def _bytes_of(array: Any) -> Bytes:
@@ -268,15 +266,15 @@ def _send(group: ProcessGroup, place: int, share: Sequence[Bytes]) -> None:
     group.send(np.frombuffer(digest.digest(), np.uint8), group_dst=place)
 
 
-def _take(group: ProcessGroup, place: int, share: Sequence[Bytes]) -> None:
+def _receive_share(group: ProcessGroup, place: int, share: Sequence[Bytes]) -> None:
     digest = hashlib.sha256()
     for piece in share:
         group.recv(piece, group_src=place)
         digest.update(piece.data)
-    said = np.empty(_DIGEST_BYTES, np.uint8)
-    group.recv(said, group_src=place)
-    if said.tobytes() != digest.digest():
+    expected = np.empty(_DIGEST_BYTES, np.uint8)
+    group.recv(expected, group_src=place)
+    if expected.tobytes() != digest.digest():
         raise DistBackendError(
-            f"the state that rank {group.ranks[place]} has sent to rank {group.global_rank} came"
-            " with another hash"
+            f"the state that rank {group.ranks[place]} sent to rank {group.global_rank} does not"
+            " match its hash"
         )

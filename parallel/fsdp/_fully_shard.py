@@ -79,7 +79,7 @@ def fully_shard(
         ValueError: For a mesh of more than two dims, or without a mesh outside of any
             ``with mesh:`` block. On every rank: for a number that does not divide the mesh's size,
             a module that is fully sharded already, or a parameter without dims. Also on every
-            rank, if parameters or options differ between ranks; the error names the first one.
+            rank, if parameters or options differ between ranks (naming the first difference).
         MeshDimError: If the mesh of the tensor parallel layers has another root.
     """
     mesh = current_mesh() if mesh is None else mesh

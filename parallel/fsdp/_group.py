@@ -19,9 +19,9 @@ from parallel.nn._precision import MixedPrecisionPolicy
 class ParameterShard(GlobalPart):
     """This rank's shard of ``parameter``: dim 0, split over the last dim of ``mesh``.
 
-    ``parameter.data`` and ``grad`` are the shard's. While the shard is lent, they are those of the
-    whole parameter, of shape ``whole_shape``. Meanwhile ``part_grad`` holds the shard's gradient.
-    While it is not lent, ``pending`` holds the whole gradient that is not reduced yet.
+    ``parameter.data`` and ``grad`` are those of the shard or, between ``lend`` and ``take_back``,
+    of the whole parameter, of shape ``whole_shape``. Meanwhile ``part_grad`` holds the shard's
+    gradient. Otherwise ``pending`` holds the gradient of the whole parameter before its reduction.
     """
 
     def __init__(self, parameter: Parameter, mesh: DeviceMesh, group: ParameterGroup) -> None:
@@ -81,7 +81,7 @@ class ParameterShard(GlobalPart):
 
     @property
     def lent(self) -> bool:
-        """True if modules compute with the whole."""
+        """True if modules compute with the whole parameter."""
         return self._lend_from is not None
 
     def lend(self, whole: Array) -> None:

@@ -1,6 +1,6 @@
 """Gradient averaging in a program for a GPU, by collectives on the program's stream.
 
-Experimental, not tested on a GPU (``docs/run/gpu.md``).
+Experimental, not run on a GPU (``docs/run/gpu.md``).
 
 Unlike on the CPU, no host thread receives the gradients: the program enqueues the collectives on
 its stream after the gradients. All gradients of one dtype share buckets, as elsewhere.

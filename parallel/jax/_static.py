@@ -1,8 +1,8 @@
-"""Pytree nodes with static fields that rank threads may compare at the same time.
+"""Pytree nodes with static fields that several rank threads may compare at the same time.
 
 ``jax.jit`` compares the static fields of its arguments while it searches its cache of programs. If
 the comparison runs Python code, another thread may change the cache meanwhile, and the process
-crashes (jaxlib 0.10.2). Tuples of numbers and strings are compared without running Python code.
+crashes (jaxlib 0.10.2). The comparison of tuples of numbers and strings runs no Python code.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _Node = TypeVar("_Node")
 
 
 class Static(tuple[Any, ...]):
-    """The static fields of a node: ``values``, compared by a tuple that equals for equal values."""
+    """The static fields of a node: ``values``, and a tuple of plain values to compare them by."""
 
     values: tuple[Any, ...]
 
     @classmethod
     def of(cls, values: tuple[Any, ...]) -> Static:
-        """Return ``values`` as static fields. Meshes and dataclasses become tuples."""
+        """Return static fields of ``values``, with meshes and dataclasses compared as tuples."""
         static = cls(map(_comparable, values))
         static.values = values
         return static
@@ -51,7 +51,7 @@ def register_node(*static: str) -> Callable[[type[_Node]], type[_Node]]:
     """
 
     def static_of(node: Any) -> Static:
-        known = vars(node).get("_static")  # written to __dict__, as the dataclasses are frozen
+        known = vars(node).get("_static")  # in __dict__, because the dataclasses are frozen
         if known is None:
             known = vars(node)["_static"] = Static.of(tuple(getattr(node, name) for name in static))
         return known

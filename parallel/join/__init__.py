@@ -1,4 +1,4 @@
-"""Training on inputs that run out sooner on some ranks than on others."""
+"""Training with different numbers of inputs on the ranks."""
 
 from parallel.join._context import Join, Joinable, JoinHook, OptimizerReplica
 

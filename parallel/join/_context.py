@@ -1,4 +1,4 @@
-"""``Join``: ranks without inputs make the others' calls until all are done."""
+"""``Join``: ranks that are out of inputs shadow the other ranks' collectives until all are done."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from parallel.join._shadow import among_active, check_shadowable, shadow_call
 
 
 class JoinHook:
-    """The calls of a rank without inputs on behalf of one joinable."""
+    """The collectives of a rank without inputs, for one joinable."""
 
     def main_hook(self, phase: int) -> None:
-        """Make the collectives that the joinable makes, on the others, in ``phase``."""
+        """Make the collectives that the joinable makes in ``phase`` on other ranks."""
 
     def post_hook(self, is_last_joiner: bool, source: int) -> None:
-        """Bring the ranks together again, once all are out of inputs; called on every rank.
+        """Synchronise the ranks after all are out of inputs; called on every rank.
 
-        ``is_last_joiner`` says whether this rank still had inputs at the last announced phase;
-        ``source`` is a group rank, the same on all ranks, for which that is true.
+        ``is_last_joiner`` is True if this rank had inputs at the last announced phase. ``source``
+        is a group rank with inputs at that phase, the same on all ranks.
         """
 
 
@@ -37,7 +37,7 @@ def _nothing(*_: object) -> None:
 
 
 class FunctionsHook(JoinHook):
-    """The hook that is made of two functions, which are its ``main_hook`` and ``post_hook``."""
+    """A hook whose ``main_hook`` and ``post_hook`` are the given functions."""
 
     def __init__(
         self,
@@ -55,25 +55,25 @@ class FunctionsHook(JoinHook):
 
 
 class Joinable(ABC):
-    """Something that makes collectives in each step, and tells ``Join`` before it does.
+    """An object that makes collectives in each step, and announces them to ``Join``.
 
-    Its methods put the collectives into phases:
+    Its methods group the collectives into phases:
 
         with Join.notify_join_context(self, phase):
-            ...  # all calls in here are those that ``main_hook(phase)`` makes
+            ...  # exactly the collectives of ``main_hook(phase)``
     """
 
     join_context: Join | None = None
-    """The context that it takes part in at the moment."""
+    """The current ``Join`` context of this object, if any."""
 
     @property
     @abstractmethod
     def join_process_group(self) -> ProcessGroup:
-        """The group over which it communicates."""
+        """The group over which this object communicates."""
 
     @abstractmethod
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook for one context; ``kwargs`` are the ones that ``Join`` was given."""
+        """Return the hook for one context; ``kwargs`` are those of ``Join``."""
 
     def phase_name(self, phase: int) -> str:
         """Return the name of a phase in messages."""
@@ -87,11 +87,11 @@ class _Stateful(Protocol):
 
 
 class OptimizerReplica(Joinable):
-    """Gives ``optimizer``, on ranks that ran out of inputs, the state of one that did not.
+    """Copies an optimizer's state to ranks that ran out of inputs early.
 
-    Such a rank takes fewer steps: its momenta would differ from then on, and the replicas with
-    them. Once all are out of inputs the state is broadcast. ``process_group`` is that of the
-    wrapped model.
+    These ranks take fewer steps, so their momenta, and later their replicas, would differ. After
+    all ranks are out of inputs, one that took all steps broadcasts its state. ``process_group`` is
+    the wrapped model's.
 
     Raises TypeError for an ``optimizer`` without ``state_dict`` and ``load_state_dict``.
     """
@@ -112,36 +112,35 @@ class OptimizerReplica(Joinable):
         return FunctionsHook(post=self._copy_state)
 
     def _copy_state(self, is_last_joiner: bool, source: int) -> None:
-        mine = source == self._group.rank()
-        state: list[Any] = [self._optimizer.state_dict() if mine else None]
+        is_source = source == self._group.rank()
+        state: list[Any] = [self._optimizer.state_dict() if is_source else None]
         self._group.broadcast_object_list(state, group_src=source)
         if not is_last_joiner:
             self._optimizer.load_state_dict(state[0])
 
 
 Event = tuple[int, ...]
-"""An announcement of the next call: a few integers, equal on all ranks that announce."""
+"""An announcement of the next call: a few integers, equal on all announcing ranks."""
 
 
 class Attendance:
-    """Keeps the ranks of ``group`` without inputs in step with those that still have some.
+    """Keeps the ranks of ``group`` that are out of inputs in step with the active ranks.
 
     All ranks call ``exchange``, a small all-reduce, before each call that all must make. It sums
-    each announcement x and also x², to find out whether the n values are equal: n Σx² = (Σx)²
-    holds only then.
+    each announcement x and also x²: the n values are equal if and only if n Σx² = (Σx)².
     """
 
     def __init__(self, group: ProcessGroup, length: int) -> None:
         self._group = group
         self._length = length
         self.active = list(range(group.size()))
-        """Group ranks with inputs, as of the last exchange in which there were any."""
+        """The group ranks with inputs at the last exchange in which any rank had inputs."""
 
     def exchange(self, event: Event | None, describe: Callable[[Event], str]) -> Event | None:
-        """Return the announcement of the ranks with inputs, or None if no rank has any left.
+        """Return the announcement of the ranks with inputs, or None if all are out of inputs.
 
-        ``event`` is this rank's announcement, None if it has no inputs left. If announcements
-        differ, raises RuntimeError on all ranks, with a table of them.
+        ``event`` is this rank's announcement, or None if it is out of inputs. If announcements
+        differ, all ranks raise RuntimeError with a table of them.
         """
         row = np.array(event or (0,) * self._length, np.int64)
         totals = np.concatenate([[np.int64(event is not None)], row, row * row])
@@ -151,26 +150,26 @@ class Attendance:
             return None
         sums, squares = totals[1 : 1 + self._length], totals[1 + self._length :]
         if count != len(self.active):
-            self.active: list[int] = self._attending(event is not None)
+            self.active: list[int] = self._find_active(event is not None)
         if not np.array_equal(squares * count, sums * sums):
             raise RuntimeError(self._differences(event, describe))
         return tuple((sums // count).tolist())
 
     @property
     def absent(self) -> list[int]:
-        """Group ranks that were out of inputs at the last exchange."""
+        """The group ranks that were out of inputs at the last exchange."""
         return [rank for rank in range(self._group.size()) if rank not in self.active]
 
-    def _attending(self, here: bool) -> list[int]:
+    def _find_active(self, is_active: bool) -> list[int]:
         flags = np.empty(self._group.size(), np.uint8)
-        self._group.all_gather_into_tensor(flags, np.array([here], np.uint8))
+        self._group.all_gather_into_tensor(flags, np.array([is_active], np.uint8))
         return np.flatnonzero(flags).tolist()
 
     def _differences(self, event: Event | None, describe: Callable[[Event], str]) -> str:
         own = "is out of inputs" if event is None else f"begins {describe(event)}"
-        said = gathered(own, self._group)
-        rows = [f"  rank {rank}: {text}" for rank, text in enumerate(said)]
-        return "\n".join([f"inside Join the ranks of {self._group} do not do the same:", *rows])
+        texts = gathered(own, self._group)
+        rows = [f"  rank {rank}: {text}" for rank, text in enumerate(texts)]
+        return "\n".join([f"the ranks of {self._group} make different calls inside Join:", *rows])
 
 
 def global_ranks(group: ProcessGroup, ranks: Sequence[int]) -> list[int]:
@@ -178,43 +177,44 @@ def global_ranks(group: ProcessGroup, ranks: Sequence[int]) -> list[int]:
     return [group.ranks[rank] for rank in ranks]
 
 
-_USERS_CALL = 0  # in an event; joinables are numbered from 1
+_USERS_CALL = 0  # the first integer of an event; joinables are numbered from 1
 _EVENT_LENGTH = 8
-_OWN_GROUP = 0  # at the end of a call's event; else what stands for the group
+_OWN_GROUP = 0  # the last integer of a call's event; for another group, its tag
 
 
 class Join:
-    """Lets ranks loop over different numbers of inputs.
+    """A context in which ranks may loop over different numbers of inputs.
 
         with Join([model]):
             for x, y in my_inputs:        # 10 on one rank, 12 on another
                 ...
 
-    A rank whose loop has ended waits at the end of the block until all loops have. Meanwhile it
-    takes part in the other ranks' calls without contributing. These calls may be:
+    A rank whose loop has ended waits at the end of the block for the other ranks' loops. Meanwhile
+    it participates in their calls without contributing. These calls may be:
 
-    - those of the joinables: ``DistributedDataParallel`` (also under ``no_sync``, with any
-      communication hook and all options), ``ZeroRedundancyOptimizer``, or a ``Joinable`` of yours;
-    - ``all_reduce``, ``reduce``, ``broadcast`` and ``barrier`` of your own, on the joinables' group
-      (``mesh["dp"].all_reduce(loss)``) or another that has all its ranks (the whole mesh).
+    - those of the joinables: ``DistributedDataParallel`` (also inside ``no_sync``, with any
+      communication hook and all options), ``ZeroRedundancyOptimizer``, or your own ``Joinable``;
+    - your own ``all_reduce``, ``reduce``, ``broadcast`` and ``barrier``, on the joinables' group
+      (``mesh["dp"].all_reduce(loss)``) or a group that contains it (the whole mesh).
 
-    In a reduction, a rank without inputs counts as zero in a sum, as infinity in a minimum, and so
-    on; an average leaves it out. A broadcast must come from a rank with inputs.
+    In a reduction, a rank without inputs contributes the neutral element, such as zero in a sum; an
+    average excludes it. The source of a broadcast must have inputs.
 
     The cost is a small all-reduce before each call, in which the ranks with inputs announce it.
     Calls on a group with no other rank of the joinables' group, such as ``mesh["tp"]``, are not
     announced; its members must run out of inputs together. A call on a group with only some of the
-    joinables' ranks raises RuntimeError, as does one from another thread (inside ``jax.jit``).
+    joinables' ranks raises RuntimeError, and so does a call from another thread (inside
+    ``jax.jit``).
 
     Args:
         joinables: The objects that communicate in the loop, all over the same group, in the same
             order on all ranks.
         enable: False makes the context do nothing, for inputs that are known to be even.
         throw_on_early_termination: Raise RuntimeError on all ranks as soon as one is out of inputs,
-            instead of going on without it.
-        kwargs: Passed to each joinable's ``join_hook``.
+            instead of continuing without it.
+        kwargs: Arguments for each joinable's ``join_hook``.
 
-    Raises ValueError for no joinables, or joinables with different groups, and TypeError for an
+    Raises ValueError for an empty list, or joinables with different groups, and TypeError for an
     object that is not a ``Joinable``. Raises RuntimeError for calls that cannot be announced (see
     above), and on all ranks if ranks make different calls.
     """
@@ -229,7 +229,7 @@ class Join:
         if not isinstance(joinables, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"joinables must be a list, such as [model], got {describe(joinables)}")
         if not joinables:
-            raise ValueError("joinables is empty; Join needs at least one")
+            raise ValueError("joinables is empty; expected at least one")
         for i, joinable in enumerate(joinables):
             check_instance(joinable, Joinable, f"joinables[{i}]")
         groups = [joinable.join_process_group for joinable in joinables]
@@ -248,7 +248,7 @@ class Join:
         self._hooks: list[JoinHook] = []
         self._announced = False
         self._thread = 0
-        self._leaving = ExitStack()
+        self._on_exit = ExitStack()
 
     @property
     def num_active(self) -> int:
@@ -261,18 +261,18 @@ class Join:
         return self._attendance.active[0]
 
     def active_in(self, group: ProcessGroup) -> list[int]:
-        """Return the group ranks in ``group`` that had inputs at the last announcement.
+        """Return the ranks in ``group`` that had inputs at the last announcement.
 
-        All its ranks are among the context's own.
+        All members of ``group`` must be ranks of this context.
         """
         active = set(global_ranks(self._group, self._attendance.active))
         return [place for place, rank in enumerate(group.ranks) if rank in active]
 
     def __enter__(self) -> Self:
-        """Begin: from now on calls are announced.
+        """Start announcing calls.
 
         Raises ValueError for a joinable that is in another context, RuntimeError for a group whose
-        calls somebody observes already, TypeError for a ``join_hook`` that returns something else.
+        calls are observed already, TypeError if a ``join_hook`` does not return a ``JoinHook``.
         """
         if not self._enable:
             return self
@@ -288,28 +288,28 @@ class Join:
                 stack.callback(setattr, joinable, "join_context", None)
             self._hooks = [joinable.join_hook(**self._kwargs) for joinable in self._joinables]
             for joinable, hook in zip(self._joinables, self._hooks, strict=True):
-                check_instance(hook, JoinHook, f"what {type(joinable).__name__}.join_hook returns")
-            self._leaving = stack.pop_all()
+                check_instance(hook, JoinHook, f"the result of {type(joinable).__name__}.join_hook")
+            self._on_exit = stack.pop_all()
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """Take part in the others' calls until they are done; after an error, just leave."""
+        """Shadow the other ranks' calls until all are out of inputs, unless an error occurred."""
         if not self._enable:
             return
         try:
             if error is None:
                 self._announced = True
-                self._shadow_the_others()
+                self._shadow_others()
         finally:
             self._announced = False
-            self._leaving.close()
+            self._on_exit.close()
 
     @staticmethod
     @contextmanager
     def notify_join_context(joinable: Joinable, phase: int = 0) -> Generator[Join | None]:
-        """Announce that ``joinable`` begins ``phase``, and make its calls inside this context.
+        """Announce ``phase`` of ``joinable``, whose calls must be inside this context.
 
-        Gives the context that it takes part in, or None, in which case nothing is done.
+        Yields the joinable's ``Join`` context. Without one, announces nothing and yields None.
         """
         join = joinable.join_context
         if join is None:
@@ -325,8 +325,7 @@ class Join:
     # ------------------------------------------------------------------ ranks with inputs
 
     def _on_call(self, group: Members, header: CallHeader, device: str, run: Run) -> Run:
-        """Announce a call that is about to be made, if it needs other ranks. Return the function
-        to run.
+        """Announce the next call, if it needs other ranks, and return the function to run.
 
         Calls in a phase are not announced, because the phase itself was.
         """
@@ -338,18 +337,18 @@ class Join:
         what = f"{Kind(header.kind).name.lower()} on {group} inside Join"
         if lacking:
             raise RuntimeError(
-                f"{what}: the group has some ranks of {self._group}, but not {lacking}, so they "
-                "cannot be told what to do when they are out of inputs. Use a group with all of "
-                "them, or none but this one"
+                f"{what}: the group has some ranks of {self._group}, but not {lacking}, so the "
+                "call cannot be announced to ranks that are out of inputs. Use a group with all "
+                "of these ranks, or only with this one"
             )
         if threading.get_ident() != self._thread:
             raise RuntimeError(
-                f"{what}: it comes from another thread than the loop's (inside jax.jit it always "
-                "does), so ranks that are out of inputs cannot know when. Make it in the loop"
+                f"{what}: calls from another thread than the loop's (as inside jax.jit) cannot be "
+                "announced to ranks that are out of inputs. Make the call in the loop"
             )
         self._check_shadowable(group, header, device)
         self._announce(self._event(group, header))
-        # Again: the source of a broadcast may have been missed just now.
+        # Checked again, because the announcement may show that a broadcast's source has left.
         self._check_shadowable(group, header, device)
         return among_active(run, header, self._group.size() / self.num_active)
 
@@ -366,26 +365,26 @@ class Join:
             self._attendance.exchange(event, self._describe)
         finally:
             self._announced = False
-        self._check_all_here()
+        self._check_early_termination()
 
-    def _check_all_here(self) -> None:
+    def _check_early_termination(self) -> None:
         absent = self._attendance.absent
         if self._throw and absent:
             raise RuntimeError(
-                f"ranks {global_ranks(self._group, absent)} of {self._group} are out of inputs and "
-                "others are not (throw_on_early_termination)"
+                f"ranks {global_ranks(self._group, absent)} of {self._group} are out of inputs, "
+                "but others are not (throw_on_early_termination)"
             )
 
-    # ------------------------------------------------------------------ ranks without
+    # ------------------------------------------------------------------ ranks without inputs
 
-    def _shadow_the_others(self) -> None:
+    def _shadow_others(self) -> None:
         last = True
         while True:
             event = self._attendance.exchange(None, self._describe)
             if event is None:
                 break
             last = False
-            self._check_all_here()
+            self._check_early_termination()
             if event[0] == _USERS_CALL:
                 group, header = self._group_of(event), _header(event)
                 self._check_shadowable(group, header, "cpu")
@@ -415,7 +414,7 @@ class Join:
         )
 
     def _group_of(self, event: Event) -> ProcessGroup:
-        """Return the group of a call of the user's."""
+        """Return the group of a user's call."""
         if event[-1] == _OWN_GROUP:
             return self._group
         for group in Job().groups():
@@ -423,14 +422,13 @@ class Join:
                 return group
         raise RuntimeError(
             f"inside Join, ranks {global_ranks(self._group, self._attendance.active)} call "
-            f"{Kind(event[1]).name.lower()} on a group that rank {self._group.global_rank} "
-            "has not used so far; it is out of inputs and has to take part. Make a call on that "
-            "group before the loop"
+            f"{Kind(event[1]).name.lower()} on a group that rank {self._group.global_rank}, "
+            "which is out of inputs, has not used before. Make a call on that group before the loop"
         )
 
 
 def _tag(group: Members | ProcessGroup) -> int:
-    """Return a number that stands for ``group`` on all its members; its square fits 64 bits."""
+    """Return a number that identifies ``group`` on all its members; its square fits 64 bits."""
     return zlib.crc32(group.id.encode()) % (1 << 24) + 1
 
 

@@ -1,4 +1,4 @@
-"""Making a call of the user's on a rank that has nothing to contribute to it."""
+"""Participation in a user's collective without contributing to its result."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _SHADOWED = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST, Kind.BARRIER)
 def check_shadowable(
     header: CallHeader, device: str, active: Sequence[int], group: Members | ProcessGroup
 ) -> None:
-    """Raise RuntimeError for a call in which a rank without inputs cannot take part."""
+    """Raise RuntimeError for a call in which a rank without inputs cannot participate."""
     what = f"{Kind(header.kind).name.lower()} on {group} inside Join"
     if header.kind not in _SHADOWED:
         raise RuntimeError(
-            f"{what}: a rank that is out of inputs has nothing to put into it. Use all_reduce, "
-            "reduce, broadcast or barrier, or make the call outside"
+            f"{what}: a rank that is out of inputs has no data for this call. Use all_reduce, "
+            "reduce, broadcast or barrier, or make the call outside of Join"
         )
     if device != "cpu":
         raise RuntimeError(
-            f"{what}: a rank that is out of inputs can take part in calls on the CPU only, this "
-            f"one is on {device!r}"
+            f"{what}: a rank that is out of inputs can participate only in calls on the CPU; this "
+            f"call is on {device!r}"
         )
     if header.kind == Kind.BROADCAST and header.root not in active:
         raise RuntimeError(
-            f"{what}: its source, group rank {header.root}, is out of inputs; ranks "
-            f"{list(active)} are not"
+            f"{what}: its source, group rank {header.root}, is out of inputs; expected one of "
+            f"{list(active)}"
         )
 
 
 def shadow_call(header: CallHeader, group: ProcessGroup) -> None:
-    """Take part in the call that ``header`` describes, with what changes nothing."""
+    """Participate in the call that ``header`` describes, with neutral values."""
     kind = Kind(header.kind)
     count = header.elements
     dtype = np.dtype(dtype_name(header.dtype)) if header.dtype else np.dtype(np.uint8)
@@ -76,7 +76,7 @@ def shadow_call(header: CallHeader, group: ProcessGroup) -> None:
 
 
 class _AmongActive:
-    """A communicator whose averages are multiplied by ``scale``; otherwise ``inner``."""
+    """The communicator ``inner``, but with averages multiplied by ``scale``."""
 
     def __init__(self, inner: Communicator, scale: float) -> None:
         self._inner = inner
@@ -96,10 +96,10 @@ class _AmongActive:
 
 
 def among_active(run: Run, header: CallHeader, scale: float) -> Run:
-    """Return ``run``, or if it averages, something that gives the average of ranks with inputs.
+    """Return ``run``; if it averages, modified to average over the ranks with inputs.
 
-    The others have put in zeros: the average over all times ``scale``, which is the number of ranks
-    divided by that of those with inputs.
+    Ranks without inputs contribute zeros, so the average over all ranks is multiplied by ``scale``:
+    the number of ranks divided by the number of ranks with inputs.
     """
     if scale == 1 or op_name(header.op) != "AVG":
         return run
@@ -112,12 +112,12 @@ def among_active(run: Run, header: CallHeader, scale: float) -> Run:
 
 def _op(code: int) -> ReduceOp:
     name = op_name(code)
-    # The factor is applied to this rank's own zeros.
+    # The factor does not matter, because it multiplies this rank's zeros.
     return premul_sum(1) if name == "PREMUL_SUM" else getattr(ReduceOp, name)
 
 
 def neutral(op: ReduceOp, dtype: _Dtype) -> Any:
-    """Return the number that, reduced with x by ``op``, gives x."""
+    """Return the neutral element of ``op``."""
     name = op.kind.name
     if name == "PRODUCT":
         return 1
@@ -136,7 +136,7 @@ def _limits(dtype: _Dtype) -> tuple[Any, Any]:
         return np.iinfo(dtype).min, np.iinfo(dtype).max
     if dtype.kind == "f":
         return -np.inf, np.inf
-    import ml_dtypes  # the dtype is one of its own
+    import ml_dtypes  # which defines all remaining dtypes
 
     info = ml_dtypes.finfo(dtype)
     infinity = np.array(np.inf).astype(dtype)

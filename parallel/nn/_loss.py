@@ -1,4 +1,4 @@
-"""Losses: softmax cross-entropy and the mean square error."""
+"""Losses: softmax cross-entropy and mean squared error."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ class CrossEntropyLoss(Module):
     """The cross-entropy between softmax(logits) and class indices.
 
     Args:
-        reduction: "mean" over the samples, or their "sum". With data parallel training "mean"
-            is right when all ranks have equally many samples: averages of equal shares average
-            to the whole.
-        label_smoothing: The share of the target that is spread over all classes (Szegedy et al.,
+        reduction: "mean" over the samples, or their "sum". In data parallel training, "mean" is
+            correct if all ranks have equally many samples.
+        label_smoothing: The fraction of the target that is spread over all classes (Szegedy et al.,
             arXiv:1512.00567, section 7).
 
-    Raises ValueError for another reduction or a share outside [0, 1], TypeError for a share that is
-    not a number.
+    Raises ValueError for another reduction or a label_smoothing outside [0, 1], TypeError unless
+    label_smoothing is a number.
     """
 
     def __init__(self, reduction: Reduction = "mean", label_smoothing: float = 0.0) -> None:
@@ -36,15 +35,15 @@ class CrossEntropyLoss(Module):
     def forward(self, logits: Array, targets: Array) -> float:
         """Return the loss of logits (..., classes) for integer targets (...).
 
-        Raises ValueError for targets of another shape or dtype, or outside [0, classes), and for
-        no samples; TypeError for a value that is not an array.
+        Raises ValueError for targets of another shape or dtype, or outside [0, classes), and
+        without samples; TypeError for a value that is not an array.
         """
         xp, smooth = namespace(logits, "logits"), self.label_smoothing
         own = logits.shape[-1] if getattr(logits, "ndim", 0) else 0
         first, classes = self.block(own)
         index = check_targets(logits, targets, classes)
         flat = logits.reshape(-1, own)
-        # Subtracting the maximum leaves softmax unchanged and keeps exp from overflowing.
+        # Subtracting the maximum does not change softmax, and prevents overflow of exp.
         exp = flat - self.reduced(flat.max(axis=-1), ReduceOp.MAX)[:, None]
         rows = xp.nonzero((index >= first) & (index < first + own))[0]
         local = index[rows] - first
@@ -68,11 +67,11 @@ class CrossEntropyLoss(Module):
         return float(loss) / (len(index) if self.reduction == "mean" else 1)
 
     def block(self, own: int) -> tuple[int, int]:
-        """Return the first of the ``own`` classes that the logits have, and how many there are."""
+        """Return the first of the ``own`` classes of this rank's logits, and the total number."""
         return 0, own
 
     def reduced(self, values: Array, op: ReduceOp) -> Array:
-        """Return ``values`` of each sample, joined over all that have logits of other classes."""
+        """Return each sample's ``values``, reduced over the ranks that share the classes."""
         del op
         return values
 
@@ -84,11 +83,11 @@ class CrossEntropyLoss(Module):
 
 
 class MSELoss(Module):
-    """The square error of predictions, ``(predictions - targets) ** 2``.
+    """The squared error of predictions, ``(predictions - targets) ** 2``.
 
     Args:
-        reduction: "mean" over all elements, or their "sum". With data parallel training "mean" is
-            right when all ranks have equally many: averages of equal shares average to the whole.
+        reduction: "mean" over all elements, or their "sum". In data parallel training, "mean" is
+            correct if all ranks have equally many elements.
 
     Raises ValueError for another reduction.
     """
@@ -101,7 +100,7 @@ class MSELoss(Module):
     def forward(self, predictions: Array, targets: Array) -> float:
         """Return the loss of floating predictions (...) for targets of the same shape.
 
-        Raises ValueError for another shape, for predictions that are not floating, and for no
+        Raises ValueError for another shape, for predictions that are not floating, and without
         elements; TypeError for a value that is not an array.
         """
         namespace(predictions, "predictions")
@@ -112,7 +111,7 @@ class MSELoss(Module):
                 " floating predictions, and targets of the same shape"
             )
         if not predictions.size:
-            raise ValueError("predictions hold no element; a loss needs at least one")
+            raise ValueError("predictions is empty; expected at least one element")
         error = predictions - targets.astype(predictions.dtype, copy=False)
         if self.training:
             self.save_for_backward(error)
@@ -129,9 +128,9 @@ def _check_reduction(reduction: object) -> None:
 
 
 def check_targets(logits: Array, targets: Array, classes: int) -> Array:
-    """Return the targets of logits (..., classes, or a part of them) as one dimension.
+    """Return the targets of logits (..., classes or a block of them), flattened to one dim.
 
-    Raises the errors of the losses.
+    Raises the errors of ``CrossEntropyLoss.forward``.
     """
     check_array(targets, "targets")
     if targets.dtype.kind not in "iu" or targets.shape != logits.shape[:-1]:
@@ -139,7 +138,7 @@ def check_targets(logits: Array, targets: Array, classes: int) -> Array:
             f"targets must be integers of shape {list(logits.shape[:-1])}, got {written(targets)}"
         )
     if not targets.size:
-        raise ValueError("logits hold no sample; a loss needs at least one")
+        raise ValueError("logits is empty; expected at least one sample")
     if int(targets.min()) < 0 or int(targets.max()) >= classes:
         raise ValueError(
             f"targets must be in [0, {classes}), got {int(targets.min())} to {int(targets.max())}"

@@ -1,19 +1,19 @@
-"""Modules: a tree of parameters, with a forward and a hand-written backward.
+"""Modules: trees of parameters with a forward and a hand-written backward.
 
-There is no automatic differentiation. A module's ``forward`` saves what its ``backward`` needs,
-and ``backward`` takes the gradient of the output, hands each own parameter its gradient, and
-returns the gradient of the input. The chain rule is the caller's (or ``Sequential``'s) business.
+There is no automatic differentiation. A module's ``forward`` saves the data for its ``backward``.
+``backward`` accepts the gradient of the output, accumulates the gradients of the module's own
+parameters, and returns the gradient of the input. The caller (or ``Sequential``) applies the chain
+rule.
 
-**The rule of saved contexts.** ``forward`` in training mode pushes one context on the module's
-own stack, ``backward`` pops the last one. So several forward passes may be outstanding, and their
-backward passes run in reverse, as the chain rule wants for a module used twice. Who needs another
-order (a pipeline of microbatches) moves contexts aside with ``take_saved`` and brings them back
-with ``put_saved``. ``backward`` without a matching ``forward`` is an error. In evaluation mode
-nothing is saved.
+**Saved contexts.** In training mode, ``forward`` pushes a context on the module's own stack, and
+``backward`` pops the last one. So several forward passes may be outstanding, and their backward
+passes run in reverse, as the chain rule requires for a module that is used twice. For another
+order, as in a pipeline of microbatches, ``take_saved`` removes contexts and ``put_saved`` restores
+them. ``backward`` without a matching ``forward`` is an error. In evaluation mode nothing is saved.
 
 **Backward in two halves.** A pipeline computes the gradient of a stage's input first, and those of
-its parameters when there is time. A layer for whose parameters there is something to compute gives
-that to ``defer``, which does it at once, or, inside ``deferring``, leaves it for later.
+its parameters later, when the rank would be idle. A layer passes the computation of its parameters'
+gradients to ``defer``, which runs it at once or, inside ``deferring``, postpones it.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ SavedContexts = dict["Module", list[Any]]
 """The result of ``take_saved``: an opaque value for ``put_saved``."""
 
 Work = Callable[[], object]
-"""An argument of ``defer``: it computes gradients of parameters."""
+"""An argument of ``defer``: a function that computes gradients of parameters."""
 
 
 class Module:
-    """Base of all layers and models.
+    """The base of all layers and models.
 
-    Parameters, buffers and child modules are found among the instance's attributes, in the order
-    in which they were first assigned; this is the order of registration that ``named_parameters``
-    gives. A subclass calls ``super().__init__()`` first, and implements ``forward`` and
-    ``backward``; one that saves calls ``save_for_backward`` and ``saved``.
+    Parameters, buffers and child modules are attributes of the instance, registered in the order of
+    their first assignment. A subclass calls ``super().__init__()`` first, and implements
+    ``forward`` and ``backward``, which save and restore data with ``save_for_backward`` and
+    ``saved``.
     """
 
-    _later: list[Work] | None = None
+    _deferred: list[Work] | None = None
 
     def __init__(self) -> None:
         self.training = True
         self._saved: list[Any] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output for the given inputs. A subclass says which it takes and raises."""
+        """Return the output for the given inputs. Subclasses document their inputs and errors."""
         raise NotImplementedError(f"{type(self).__qualname__} does not define forward")
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the gradient of the input, given the output's; accumulate the parameters'."""
+        """Return the input's gradient for the output's; accumulate the parameters' gradients."""
         raise NotImplementedError(f"{type(self).__qualname__} does not define backward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +66,7 @@ class Module:
     # Saved contexts
 
     def save_for_backward(self, context: Any) -> None:
-        """Push ``context`` and announce one use of each own parameter; nothing in evaluation."""
+        """In training mode, push ``context`` and announce one use of each own parameter."""
         if self.training:
             self._saved.append(context)
             for parameter in self._own(Parameter):
@@ -84,14 +84,14 @@ class Module:
 
     @property
     def outstanding(self) -> int:
-        """The number of forward passes of this very module that wait for their backward."""
+        """The number of this module's own forward passes that wait for their backward."""
         return len(self._saved)
 
     def take_saved(self) -> SavedContexts:
-        """Move the contexts of all outstanding forward passes of the tree out of the modules.
+        """Remove and return the contexts of all outstanding forward passes of the tree.
 
-        Parameters keep counting the uses: their gradients stay incomplete until the contexts were
-        brought back with ``put_saved`` and used.
+        Parameters still count their uses: gradients remain incomplete until the contexts are
+        restored with ``put_saved`` and used.
         """
         taken: SavedContexts = {}
         for module in self.modules():
@@ -100,20 +100,20 @@ class Module:
         return taken
 
     def put_saved(self, contexts: SavedContexts) -> None:
-        """Bring back contexts of ``take_saved``, on top of what is outstanding."""
+        """Push contexts of ``take_saved`` back on the modules' stacks."""
         for module, saved in contexts.items():
             module._saved.extend(saved)
 
     def discard_saved(self) -> None:
-        """Forget all outstanding forward passes of the tree: their backward will not run."""
+        """Discard all outstanding forward passes of the tree; their backward cannot run."""
         for module, saved in self.take_saved().items():
             for context in saved:
                 module.forget(context)
 
     def forget(self, context: Any) -> None:
-        """Take back the uses that forward announced when it saved ``context``.
+        """Withdraw the uses of own parameters that forward announced when it saved ``context``.
 
-        Those of own parameters; a module that announces others overrides it.
+        A module that announces other uses must override this.
         """
         del context
         for parameter in self._own(Parameter):
@@ -122,44 +122,44 @@ class Module:
     # Backward in two halves
 
     def defer(self, work: Work) -> None:
-        """Call ``work``, which gives own parameters their gradients, now or after ``deferring``.
+        """Call ``work``, which computes own parameters' gradients, now or after ``deferring``.
 
-        For a layer's ``backward``. What ``work`` needs it must keep: contexts are gone by then.
+        For a layer's ``backward``. ``work`` must hold its data, because it has no saved context.
         """
-        if self._later is None:
+        if self._deferred is None:
             work()
         else:
-            self._later.append(work)
+            self._deferred.append(work)
 
     @contextmanager
     def deferring(self) -> Generator[list[Work]]:
-        """Within this context, backward leaves gradients of parameters to be computed later.
+        """Return a context in which backward defers the computation of parameters' gradients.
 
-        Yields the list of what was left, to be called in its order, each once. Parameters of layers
-        that do not ``defer`` get their gradients at once.
+        Yields the list of deferred works. The caller must call each of them once, in order.
+        Parameters of layers that do not ``defer`` get their gradients at once.
         """
-        later: list[Work] = []
-        modules = [(module, module._later) for module in self.modules()]
+        deferred: list[Work] = []
+        modules = [(module, module._deferred) for module in self.modules()]
         for module, _ in modules:
-            module._later = later
+            module._deferred = deferred
         try:
-            yield later
+            yield deferred
         finally:
             for module, before in modules:
-                module._later = before
+                module._deferred = before
 
     @contextmanager
     def deferred_by(self, around: Callable[[Work], object]) -> Generator[None]:
-        """Have what the block defers done by one call of ``around(work)`` later.
+        """Return a context whose deferred works are combined in one call of ``around(work)``.
 
-        For a module whose backward prepares something for those below it, which their parameters'
-        gradients need as well.
+        For a module whose backward sets up a state that submodules also need for their parameters'
+        gradients.
         """
-        later = self._later
-        begin = 0 if later is None else len(later)
+        deferred = self._deferred
+        begin = 0 if deferred is None else len(deferred)
         yield
-        if later is not None:
-            later[begin:] = [partial(around, partial(do_all, later[begin:]))]
+        if deferred is not None:
+            deferred[begin:] = [partial(around, partial(do_all, deferred[begin:]))]
 
     # The tree
 
@@ -170,7 +170,7 @@ class Module:
                 yield name, value
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield (path, module) for this module and all below it, each module once."""
+        """Yield (path, module) for this module and all submodules, each module once."""
         seen: set[Module] = set()
 
         def walk(path: str, module: Module) -> Iterator[tuple[str, Module]]:
@@ -184,7 +184,7 @@ class Module:
         return walk(prefix, self)
 
     def modules(self) -> Iterator[Module]:
-        """Yield this module and all below it, each once."""
+        """Yield this module and all submodules, each once."""
         return (module for _, module in self.named_modules())
 
     def named_parameters(
@@ -192,7 +192,7 @@ class Module:
     ) -> Iterator[tuple[str, Parameter]]:
         """Yield (path, parameter) in the order of registration.
 
-        A parameter that modules share is given once, under its first path, unless
+        A parameter that modules share is yielded once, with its first path, unless
         ``remove_duplicate`` is False.
         """
         return self._named(Parameter, prefix, remove_duplicate)
@@ -228,9 +228,9 @@ class Module:
     # State and modes
 
     def state_dict(self) -> dict[str, Array]:
-        """Return path → array for parameters and persistent buffers: the arrays, not copies.
+        """Return ``{path: array}`` for parameters and persistent buffers, without copies.
 
-        Parameters of which each rank has a part (``fully_shard``, ``parallelize`` over a mesh) are
+        Parameters that are split over ranks (``fully_shard``, ``parallelize`` over a mesh) are
         DArrays.
         """
         state = {path: p.value for path, p in self.named_parameters(remove_duplicate=False)}
@@ -242,11 +242,11 @@ class Module:
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Copy ``state`` into parameters and buffers, in place.
 
-        Its arrays are whole ones, or DArrays in any sharding: then all their ranks call.
+        Arrays are whole, or DArrays in any sharding; with DArrays, all their ranks must call.
 
         Raises KeyError when paths are missing or unexpected, and ValueError for another shape; both
-        name the paths. Raises TypeError for a value that is not a mapping or an array. All are
-        raised before anything is changed.
+        name the paths. Raises TypeError for a value that is not a mapping or an array. After an
+        error, nothing is changed.
         """
         check_state_dict(state)
         own = self.state_dict()
@@ -300,21 +300,21 @@ class Module:
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients of the tree, or fill them with zeros in place."""
+        """Drop all gradients of the tree, or fill them with zeros in place."""
         for parameter in self.parameters():
             parameter.zero_grad(set_to_none)
 
 
 def do_all(works: Sequence[Work]) -> None:
-    """Do what was deferred, in its order."""
+    """Call the deferred works in order."""
     for work in works:
         work()
 
 
 def others_wait(count: int) -> RuntimeError:
-    """Return the error for a backward that cannot average: ``count`` other passes wait for it."""
+    """Return the error for a backward with ``count`` other outstanding forward passes."""
     return RuntimeError(
         f"{count} other forward passes still wait for their backward, so this one cannot complete "
-        "the gradients; run all but the last under no_sync(), or call discard_saved() if a forward "
-        "was not meant for training"
+        "the gradients; run all but the last inside no_sync(), or call discard_saved() if a "
+        "forward was not meant for training"
     )

@@ -1,4 +1,4 @@
-"""Parameters, their gradients, and the hooks that fire when a gradient is complete."""
+"""Parameters, their gradients, and hooks on complete gradients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from parallel._checks import check_array, check_callable
 
 
 class GlobalPart:
-    """The ``shape`` of a global array, and how it lies on its mesh.
+    """The ``shape`` and sharding of the global array of which a parameter is a part.
 
-    Who splits a parameter (tensor parallel, ``fully_shard``) says it in ``parameter.global_part``.
+    Tensor parallelism and ``fully_shard`` set ``parameter.global_part`` when they split a
+    parameter.
     """
 
     def __init__(self, sharding: Sharding, shape: tuple[int, ...]) -> None:
@@ -24,7 +25,7 @@ class GlobalPart:
 
     @property
     def array(self) -> Any:
-        """This rank's part, which ``fully_shard`` keeps; None: the parameter's ``data`` is it."""
+        """This rank's part, if ``fully_shard`` stores it; None: the part is ``parameter.data``."""
         return None
 
     def is_like(self, array: Any) -> bool:
@@ -32,18 +33,18 @@ class GlobalPart:
         return getattr(array, "shape", None) == self.sharding.local_shape(self.shape)
 
     def as_global(self, array: Any) -> Any:
-        """Return an array like the part (an optimizer's state) as the global array.
+        """Return the global array whose local part is ``array``, such as an optimizer's state.
 
-        Itself where it has another shape (a count of steps), or is a DArray.
+        A DArray, or an array of another shape than the part (a step count), is returned unchanged.
         """
         if isinstance(array, DArray) or not self.is_like(array):
             return array
         return DArray(array, self.sharding, self.shape, array.dtype)
 
     def local(self, value: Any, *, copy: bool = True) -> Any:
-        """Return this rank's part of ``value``, an array with all of the values, or the part.
+        """Return this rank's part of ``value``: a whole array, the part itself, or a DArray.
 
-        A DArray may lie in any way; all its ranks call then.
+        A DArray may have any sharding; then all its ranks must call.
         """
         if isinstance(value, DArray):
             local = value.redistribute(self.sharding).local
@@ -55,21 +56,21 @@ class GlobalPart:
 
 
 def kept_part(parameter: Any) -> GlobalPart | None:
-    """Return the part that ``fully_shard`` keeps of a ``parameter``, else None."""
+    """Return the ``global_part`` of a fully sharded ``parameter``, or None."""
     part: GlobalPart | None = parameter.global_part
     return part if part is not None and part.array is not None else None
 
 
 def as_global(parameter: Any, array: Any) -> Any:
-    """Return an array like ``parameter.data`` as the state of modules and optimizers has it."""
+    """Return ``array``, or the DArray that represents it in state dicts if it is a part."""
     part: GlobalPart | None = parameter.global_part
     return array if part is None else part.as_global(array)
 
 
 def from_global(parameter: Any, value: Any, *, copy: bool = True) -> Any:
-    """Return the inverse of ``as_global``. A value that is not an array is returned as it is.
+    """Return the inverse of ``as_global``. A value that is not an array is returned unchanged.
 
-    ``value`` may be a DArray in any sharding (all its ranks call then), or have all of the values.
+    ``value`` may be a whole array, or a DArray in any sharding (then all its ranks must call).
     """
     part: GlobalPart | None = parameter.global_part
     if not hasattr(value, "dtype"):
@@ -82,11 +83,11 @@ def from_global(parameter: Any, value: Any, *, copy: bool = True) -> Any:
 
 
 GradHook = Callable[["Parameter"], None]
-"""``hook(parameter)``: called when the gradient of the parameter has been accumulated."""
+"""``hook(parameter)``: called when the gradient of the parameter is complete."""
 
 
 class RemovableHandle:
-    """A registered hook: ``remove()`` unregisters it, and may be called again."""
+    """The handle of a registered hook, which ``remove()`` unregisters."""
 
     def __init__(self, hooks: dict[object, GradHook], key: object) -> None:
         self._hooks = hooks
@@ -98,40 +99,40 @@ class RemovableHandle:
 
 
 class Parameter:
-    """An array that is trained, and its gradient.
+    """A trained array and its gradient.
 
     ``data`` is the array. ``grad`` is None or an array of its shape and dtype; each backward pass
     adds to it. ``requires_grad=False`` freezes the parameter, and drops its gradients. ``name`` is
-    a label for messages; paths come from ``Module.named_parameters``.
+    a label for messages; ``Module.named_parameters`` yields the paths.
 
     **When a gradient is complete.** In forward, a module announces each use of a parameter
-    (``expect_grad``). In backward, it calls ``accumulate_grad`` once for each use. The gradient is
-    complete, and post-accumulate hooks fire, when no announced use is left. So the hooks fire once,
-    after the last contribution. This also holds for a parameter that two modules share, a module
-    that is called twice in one forward pass, and several outstanding forward passes.
+    (``expect_grad``). In backward, it calls ``accumulate_grad`` once for each use. When no
+    announced use remains, the gradient is complete, and post-accumulate hooks fire. So the hooks
+    fire once, after the last contribution. This also holds for a parameter that two modules share,
+    a module that is called twice in one forward pass, and several outstanding forward passes.
 
     Raises TypeError if ``data`` is not an array.
     """
 
     global_part: GlobalPart | None = None
-    """The global array of which ``data`` is this rank's part; None: each rank has all of it."""
+    """The global array of which ``data`` is a part; None: ``data`` is whole on each rank."""
 
     on_contribution: Callable[[Array], Array] | None = None
-    """Called with each contribution to the gradient; returns the array to add. None: itself."""
+    """Maps each contribution to the gradient to the array that is added. None: the identity."""
 
     other_grad_dtype: Any = None
-    """The dtype of gradients if it is not that of ``data``: modules then compute with a copy."""
+    """The dtype of gradients while modules compute with a copy in another dtype; else None."""
 
     def __init__(self, data: Array, *, requires_grad: bool = True, name: str = "") -> None:
-        namespace(data, "data")  # refuses what is not an array
+        namespace(data, "data")  # raises TypeError unless it is an array
         self.data: Array = data
         self.grad: Array | None = None
         self.requires_grad = requires_grad
         self.name = name
         self.uses: int = 0
-        """The number of uses in forward that still wait for their contribution in backward."""
+        """The number of uses in forward that still wait for their gradient in backward."""
         self.grad_home: Array | None = None
-        """The memory of gradients (``set_grad_home``); None: arrays of their own."""
+        """The memory for gradients (``set_grad_home``); None: new arrays."""
         self._hooks: dict[object, GradHook] = {}
 
     def __repr__(self) -> str:
@@ -151,23 +152,24 @@ class Parameter:
 
     @property
     def value(self) -> Array | DArray:
-        """The trained array: the global one if this rank has a part of it."""
+        """The trained array: ``data``, or a DArray if it is split over ranks."""
         part = self.global_part
         if part is None:
             return self.data
         return part.as_global(self.data if part.array is None else part.array)
 
     def takes(self, dtype: Any) -> bool:
-        """Return whether results of ``data`` and an array of ``dtype`` can be differentiated.
+        """Return whether a layer may combine ``data`` with an input of ``dtype``.
 
-        They must have the dtype of ``data``, or any floating one if gradients have another dtype.
+        The result must have the dtype of ``data``, or any floating dtype if gradients have another
+        dtype than ``data``.
         """
         own = self.data.dtype
         if dtype == own:
             return True
         try:
             together = np.result_type(dtype, own)
-        except TypeError:  # they have nothing in common
+        except TypeError:  # no common dtype
             return False
         return together == own or (self.grad_dtype != own and is_floating(together))
 
@@ -177,22 +179,22 @@ class Parameter:
         return self.data.dtype if self.other_grad_dtype is None else self.other_grad_dtype
 
     def expect_grad(self) -> None:
-        """Announce one use: exactly one ``accumulate_grad`` will follow, in backward."""
+        """Announce one use, for which backward will call ``accumulate_grad`` once."""
         self.uses += 1
 
     def forget_uses(self, count: int = 1) -> None:
-        """Take back ``count`` announced uses whose backward will not run. Fires no hook."""
+        """Withdraw ``count`` announced uses whose backward will not run. Does not fire hooks."""
         self.uses = max(self.uses - count, 0)
 
     def accumulate_grad(self, contribution: Array) -> None:
-        """Add ``contribution`` to ``grad``; fire the hooks when it was the last one expected.
+        """Add ``contribution`` to ``grad``; fire the hooks after the last announced use.
 
-        It has the shape and dtype of ``data`` (any floating dtype while ``grad_dtype`` is another);
-        ``grad`` has the dtype ``grad_dtype``. The parameter takes the array over: the caller must
-        not use its memory again. Raises ValueError for another shape or dtype, RuntimeError when
-        no use was announced.
+        It must have the shape and dtype of ``data`` (or any floating dtype if ``grad_dtype`` is
+        another). ``grad`` has the dtype ``grad_dtype``. The parameter may keep the array, so the
+        caller must not use it again. Raises ValueError for another shape or dtype, RuntimeError
+        when no use was announced.
         """
-        # NumPy may have promoted a contribution in lower precision; it does for bfloat16.
+        # NumPy promotes some contributions of lower precision, such as bfloat16.
         own = self.data.dtype
         fits = contribution.dtype == own or (
             self.grad_dtype != own and is_floating(contribution.dtype)
@@ -212,10 +214,10 @@ class Parameter:
                 self.grad = self.grad_home
             else:
                 self.grad = contribution
-        self._pay_back()
+        self._end_use()
 
     def accumulate_matmul(self, left: Array, right: Array) -> None:
-        """Do ``accumulate_grad(left @ right)``, straight into the gradient's home if it has one."""
+        """Call ``accumulate_grad(left @ right)``, computed in ``grad_home`` if possible."""
         if (
             self.requires_grad
             and self.grad is None
@@ -225,13 +227,13 @@ class Parameter:
         ):
             namespace(self.data).matmul(left, right, out=self.grad_home)
             self.grad = self.grad_home
-            self._pay_back()
+            self._end_use()
         else:
             self.accumulate_grad(left @ right)
 
-    def _pay_back(self) -> None:
+    def _end_use(self) -> None:
         if self.uses == 0:
-            raise RuntimeError(f"{self!r} got a gradient in backward for no use in forward")
+            raise RuntimeError(f"{self!r} got a gradient in backward without a use in forward")
         self.uses -= 1
         if self.uses == 0 and self.requires_grad:
             for hook in list(self._hooks.values()):
@@ -241,21 +243,22 @@ class Parameter:
         """Call ``hook(parameter)`` each time the gradient is complete (see the class).
 
         Hooks run in the order of registration, inside the backward pass. A hook may use, change
-        or clear ``grad``. It must leave ``data`` alone: the module may not be done with it. Raises
-        TypeError for what cannot be called.
+        or clear ``grad``. It must not change ``data``, which the module may still use. Raises
+        TypeError if ``hook`` is not callable.
         """
         check_callable(hook, "hook")
-        # Not the handle itself, which refers to the hooks: they would outlive the parameter.
+        # The handle as key would make a reference cycle with the hooks.
         key = object()
         self._hooks[key] = hook
         return RemovableHandle(self._hooks, key)
 
     def set_grad_home(self, home: Array | None) -> None:
-        """Make gradients live in ``home`` from now on; what ``grad`` holds moves there.
+        """Store gradients in ``home`` from now on; copies an existing ``grad`` there.
 
         ``home`` is an array of the shape and dtype of gradients, for example a view of a larger
-        buffer. While ``grad`` is None its content has no meaning. None ends the arrangement.
-        Raises ValueError for another shape or dtype, TypeError for a value that is not an array.
+        buffer. While ``grad`` is None, its contents are meaningless. With None, new gradients get
+        their own arrays again. Raises ValueError for another shape or dtype, TypeError for a value
+        that is not an array.
         """
         if home is not None:
             check_array(home, "home")
@@ -270,7 +273,7 @@ class Parameter:
         self.grad_home = home
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradient, or fill it with zeros in place."""
+        """Drop the gradient, or fill it with zeros in place."""
         if set_to_none:
             self.grad = None
         elif self.grad is not None:
@@ -278,10 +281,10 @@ class Parameter:
 
 
 class Buffer:
-    """An array that belongs to a module's state but is not trained, such as a running mean.
+    """An array of a module's state that is not trained, such as a running mean.
 
-    ``persistent=False`` keeps it out of ``state_dict``. Raises TypeError for ``data`` that is not
-    an array.
+    ``persistent=False`` excludes it from ``state_dict``. Raises TypeError if ``data`` is not an
+    array.
     """
 
     def __init__(self, data: Array, *, persistent: bool = True) -> None:

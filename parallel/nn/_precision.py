@@ -1,7 +1,7 @@
-"""Computing in lower precision than one trains in.
+"""Mixed precision: forward and backward in a lower precision than the parameters.
 
-Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.1: the parameters that
-the optimizer updates stay in float32; forward and backward use copies in 16 bits.
+Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740, section 3.1: the optimizer
+updates float32 parameters; forward and backward use copies in 16 bits.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _T = TypeVar("_T")
 class Casting:
     """Runs a module's forward and backward in another dtype.
 
-    Whatever comes in is cast to ``dtype``, whatever goes out is cast back to what came in;
-    meanwhile copies in ``dtype`` stand in for the parameters. Gradients keep the parameters' own
-    dtype. Integers, and buffers, are left alone.
+    Floating inputs are cast to ``dtype``, and results back to the dtype of the input. Meanwhile,
+    copies in ``dtype`` replace the parameters. Gradients have the parameters' own dtype. Integers
+    and buffers are not cast.
     """
 
     def __init__(self, module: Module, dtype: npt.DTypeLike) -> None:
@@ -37,7 +37,7 @@ class Casting:
         self.dtype: np.dtype[Any] = to_floating(dtype, "dtype")
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, _Dtype]:
-        """Return the output, and the dtype outside, which ``backward`` wants."""
+        """Return the output, and the dtype of the input for ``backward``."""
         first = next(self.module.parameters(), None)
         own = self.dtype if first is None else first.grad_dtype
         outside = first_dtype([args, kwargs]) or own
@@ -57,7 +57,7 @@ class Casting:
 
     @contextmanager
     def _lowered(self) -> Generator[None]:
-        # Copies are made each time: an optimizer may have stepped, and keeping them takes memory.
+        # The copies are not kept, because an optimizer may step, and to save memory.
         before = [(p, p.data, p.other_grad_dtype) for p in _computed_in(self.module)]
         copies = [own.astype(self.dtype, copy=False) for _, own, _ in before]
         for (parameter, _, _), copy in zip(before, copies, strict=True):
@@ -66,39 +66,41 @@ class Casting:
             yield
         finally:
             for (parameter, own, other), copy in zip(before, copies, strict=True):
-                if parameter.data is copy:  # else ``fully_shard`` has taken the whole back
+                if parameter.data is copy:  # unless ``fully_shard`` has freed the whole array
                     parameter.data, parameter.other_grad_dtype = own, other
 
 
 def _computed_in(module: Module) -> Iterator[Parameter]:
-    """Yield the floating parameters of ``module``, each once, that have no precision of their own.
+    """Yield the floating parameters to compute with in the dtype of ``module``, each once.
 
-    Those are of modules in another ``ComputeIn``, and parts that ``fully_shard`` has yet to gather.
+    Excludes parameters of modules in another ``ComputeIn``, and shards that ``fully_shard`` has not
+    gathered yet.
     """
     seen: set[Parameter] = set()
-    below = [module]
-    while below:
-        one = below.pop()
-        for value in vars(one).values():
+    pending = [module]
+    while pending:
+        current = pending.pop()
+        for value in vars(current).values():
             if isinstance(value, Parameter) and value not in seen:
                 seen.add(value)
                 part = kept_part(value)
                 whole = part is None or part.array is not value.data
                 if whole and is_floating(value.data.dtype):
                     yield value
-        below += [child for _, child in one.named_children() if not isinstance(child, ComputeIn)]
+        children = (child for _, child in current.named_children())
+        pending += [child for child in children if not isinstance(child, ComputeIn)]
 
 
 class ComputeIn(Module):
-    """``module``, computed in ``dtype``: its own parts may be in ComputeIn of another dtype.
+    """A wrapper that computes ``module`` in ``dtype``; submodules may use another ``ComputeIn``.
 
         nn.Sequential(
             nn.ComputeIn(nn.Linear(512, 512, rng=rng), "float16"),
-            nn.LayerNorm(512),                                       # as it was
+            nn.LayerNorm(512),                                       # not changed
         )
 
-    The result has the dtype of the input (of the parameters, if the input is integers). The
-    parameters and their gradients stay what they are.
+    The result has the dtype of the input (or of the parameters, if the input is integers). The
+    dtypes of the parameters and their gradients do not change.
 
     Raises ValueError for a dtype that is not floating, TypeError for a value that is not a dtype or
     a module.
@@ -122,7 +124,7 @@ class ComputeIn(Module):
 
 
 def cast(value: _T, dtype: _Dtype) -> _T:
-    """Return ``value`` with its floating arrays, however deep in tuples and dicts, in ``dtype``."""
+    """Return ``value`` with all floating arrays, also in nested containers, cast to ``dtype``."""
 
     def convert(_: str, leaf: Any) -> Any:
         return leaf.astype(dtype, copy=False) if _is_floating_array(leaf) else leaf
@@ -131,7 +133,7 @@ def cast(value: _T, dtype: _Dtype) -> _T:
 
 
 def first_dtype(value: Any) -> _Dtype | None:
-    """Return the dtype of the first floating array in ``value``, None if there is none."""
+    """Return the dtype of the first floating array in ``value``, if any."""
     return next((leaf.dtype for _, leaf in all_leaves(value) if _is_floating_array(leaf)), None)
 
 
@@ -151,18 +153,18 @@ class _Dtypes:
                 object.__setattr__(self, name, to_floating(value, name))
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
-        """Return the option ``name``, one of the dtypes, as a dtype, or None."""
+        """Return the option ``name`` as a NumPy dtype, or None."""
         value = getattr(self, name)
         return None if value is None else np.dtype(value)
 
 
 @dataclass(frozen=True)
 class MixedPrecision(_Dtypes):
-    """The dtypes in which a model computes and averages; the parameters keep their own.
+    """The dtypes of computation and averaging; those of the parameters do not change.
 
     ``param_dtype`` is the dtype of forward and backward, as with ``nn.ComputeIn`` around the whole
-    module. Parts that need another dtype get a ``ComputeIn`` of their own. ``reduce_dtype`` is the
-    dtype of the buckets on the wire. None means the parameters' own. The names are torch's.
+    module. Submodules that need another dtype use their own ``ComputeIn``. ``reduce_dtype`` is the
+    dtype of the buckets on the wire. None means the parameters' dtype. The names are torch's.
 
     Raises ValueError for a dtype that is not floating, TypeError for an argument that is not a
     dtype.
@@ -171,14 +173,13 @@ class MixedPrecision(_Dtypes):
 
 @dataclass(frozen=True)
 class MixedPrecisionPolicy(_Dtypes):
-    """The dtypes of one ``fully_shard``: None leaves things as they are.
+    """The dtypes of one ``fully_shard``; None means no cast.
 
     Args:
-        param_dtype: Parameters are gathered, and modules compute, in this dtype. The shards that
-            the optimizer updates keep theirs.
-        reduce_dtype: Gradients are reduced in this dtype; by default the parameters' own.
-        output_dtype: Floating outputs of ``forward`` are cast to this dtype; by default they are
-            not cast.
+        param_dtype: Parameters are gathered, and modules compute, in this dtype. The dtype of the
+            shards, which the optimizer updates, does not change.
+        reduce_dtype: Gradients are reduced in this dtype; by default the parameters' dtype.
+        output_dtype: Floating outputs of ``forward`` are cast to this dtype.
         cast_forward_inputs: Cast floating inputs of ``forward`` to ``param_dtype``.
 
     Raises ValueError for a dtype that is not floating, TypeError for an argument that is not a

@@ -1,4 +1,4 @@
-"""Optimizers: parameter groups, state and state dicts; SGD, Adam and AdamW."""
+"""The optimizer base class, and the optimizers SGD, Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from parallel._checks import (
 from parallel.nn._parameter import Parameter, as_global, from_global
 
 ParamGroup = dict[str, Any]
-"""``"params"``, a list of parameters, and a value for each option, such as ``"lr"``."""
+"""A dict with ``"params"``, a list of parameters, and a value for each option, such as ``"lr"``."""
 
 
 class Optimizer(ABC):
-    """Updates parameters from their gradients.
+    """The base of optimizers, which update parameters from their gradients.
 
     ``params`` is an iterable of parameters, or of dicts ``{"params": [...], "lr": ..., ...}``
     whose options override ``defaults`` for their parameters. ``param_groups`` may be changed
     between steps; a learning-rate schedule sets ``group["lr"]``.
 
-    Raises ValueError for no parameters, and what ``add_param_group`` raises.
+    Raises ValueError without parameters, and the errors of ``add_param_group``.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class Optimizer(ABC):
         self.state: dict[Parameter, dict[str, Any]] = {}
         entries = _listed(params, "params")
         if not entries:
-            raise ValueError("params is empty; an optimizer needs at least one parameter")
+            raise ValueError("params is empty; expected at least one parameter")
         if isinstance(entries[0], Parameter):
             entries = [{"params": entries}]
         for entry in entries:
             self.add_param_group(entry)
 
     def add_param_group(self, group: ParamGroup) -> None:
-        """Add parameters with options of their own.
+        """Add parameters with their own options.
 
-        Raises TypeError for a value that is not a parameter, ValueError for an unknown option, one
-        that ``check_options`` refuses, or a parameter that the optimizer has already.
+        Raises TypeError for a value that is not a parameter, ValueError for an option that
+        ``check_options`` rejects, or a parameter that the optimizer has already.
         """
         if not isinstance(group, Mapping) or "params" not in group:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
-                "params must hold Parameters, or dicts {'params': [...], ...}, got "
+                "params must contain Parameters, or dicts {'params': [...], ...}, got "
                 f"{describe(group)}"
             )
         options = {name: value for name, value in group.items() if name != "params"}
@@ -65,20 +65,20 @@ class Optimizer(ABC):
         known = set(map(id, self.parameters()))
         for parameter in parameters:
             if not isinstance(parameter, Parameter):
-                raise TypeError(f"params must hold Parameters, got {describe(parameter)}")
+                raise TypeError(f"params must contain Parameters, got {describe(parameter)}")
             if id(parameter) in known:
-                raise ValueError(f"{parameter!r} was given to the optimizer twice")
+                raise ValueError(f"{parameter!r} was passed to the optimizer twice")
             known.add(id(parameter))
         self.param_groups.append({"params": parameters, **merged})
 
     def parameters(self) -> list[Parameter]:
-        """Return all parameters in the order in which they were given: the order of the numbers."""
+        """Return all parameters in the order of their numbers, in which they were passed."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise ValueError for an option that the optimizer does not have.
+        """Raise ValueError for an unknown option; a subclass also checks the values.
 
-        A subclass also checks their values. ``options`` has all options of one group.
+        ``options`` has all options of one group.
         """
         unknown = sorted(set(options) - set(self.defaults))
         if unknown:
@@ -96,15 +96,15 @@ class Optimizer(ABC):
         """Update one parameter, in place, from its gradient and its group's options."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the parameters' gradients, or fill them with zeros in place."""
+        """Drop the parameters' gradients, or fill them with zeros in place."""
         for parameter in self.parameters():
             parameter.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``{"state": {number: {...}}, "param_groups": [...]}``.
 
-        Parameters are numbered in the order in which they were given. Arrays are not copied. State
-        arrays of a parameter of which each rank has a part are DArrays.
+        Parameters are numbered in the order in which they were passed. Arrays are not copied. The
+        state arrays of a parameter that is split over ranks are DArrays.
         """
         numbers = self._numbers()
         return {
@@ -121,12 +121,12 @@ class Optimizer(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a ``state_dict``. Arrays are copied.
 
-        State of a sharded parameter is a DArray in any sharding (all ranks must call), or a whole
-        array.
+        The state of a sharded parameter is a DArray in any sharding (all ranks must call), or a
+        whole array.
 
         Raises TypeError unless ``state`` is a state dict, and KeyError if an entry is missing.
         Raises ValueError if the groups have other sizes or lack an option of this optimizer, or
-        for state of a parameter that it does not have. Nothing is changed then.
+        the state has a parameter that this optimizer lacks. After an error, nothing is changed.
         """
         self.check_state(state)
         numbered = self.parameters()
@@ -149,10 +149,12 @@ class Optimizer(ABC):
         check_instance(state["param_groups"], Sequence, "state['param_groups']")
         for number, group in enumerate(state["param_groups"]):
             check_state_dict(group, "params", name=f"state['param_groups'][{number}]")
-        theirs = [len(group["params"]) for group in state["param_groups"]]
+        sizes = [len(group["params"]) for group in state["param_groups"]]
         own = [len(group["params"]) for group in self.param_groups]
-        if theirs != own:
-            raise ValueError(f"state has groups of {theirs} parameters, this optimizer of {own}")
+        if sizes != own:
+            raise ValueError(
+                f"state has groups of {sizes} parameters, but this optimizer has groups of {own}"
+            )
         for number, group in enumerate(state["param_groups"]):
             lacking = [name for name in self.defaults if name not in group]
             if lacking:
@@ -165,7 +167,7 @@ class Optimizer(ABC):
         unknown = [number for number in state["state"] if number not in range(count)]
         if unknown:
             raise ValueError(
-                f"state is of parameters {unknown} too; this optimizer has 0 to {count - 1}"
+                f"state has parameters {unknown}, but this optimizer only has 0 to {count - 1}"
             )
 
     def _numbers(self) -> dict[Parameter, int]:
@@ -173,7 +175,7 @@ class Optimizer(ABC):
 
 
 def _listed(params: Any, name: str) -> list[Any]:
-    # A dict is one group, which a list has to be made of.
+    # A dict is a single group, but the argument must be a list of groups.
     if isinstance(params, str | bytes | Mapping) or not isinstance(params, Iterable):
         raise TypeError(
             f"{name} must be a list of Parameters, such as model.parameters(), or of dicts"
@@ -183,13 +185,13 @@ def _listed(params: Any, name: str) -> list[Any]:
 
 
 def changeable(parameter: Parameter) -> Array:
-    """Return ``data`` to be changed in place; a NumPy scalar, which cannot be, becomes an array."""
+    """Return ``data`` for changes in place, after replacing a NumPy scalar by an array."""
     data = parameter.data = namespace(parameter.data).asanyarray(parameter.data)
     return data
 
 
 def with_decay(grad: Array, data: Array, weight_decay: float) -> Array:
-    """Return ``grad`` plus ``weight_decay * data`` (a penalty of the squared norm)."""
+    """Return ``grad + weight_decay * data``: the gradient with a squared-norm penalty."""
     return grad + weight_decay * data if weight_decay else grad
 
 
@@ -199,8 +201,8 @@ _ELEMENTS = 1 << 17
 def in_blocks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     """Yield views of ``arrays``, one block of elements at a time.
 
-    Element-wise results have the same bits as those of whole arrays. Whole arrays are yielded, at
-    once, if they are small, on another device, not contiguous, or differ in shape.
+    Element-wise results are bitwise equal to those of whole arrays. Arrays that are small, on
+    another device, not contiguous or of different shapes are yielded whole.
     """
     shape, size = arrays[0].shape, arrays[0].size
     if size <= _ELEMENTS or not all(_is_flat(each) and each.shape == shape for each in arrays):
@@ -216,19 +218,19 @@ def _is_flat(array: Array) -> bool:
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent with momentum, in the form that PyTorch uses.
+    """Stochastic gradient descent with momentum, as in PyTorch.
 
     Let g be the gradient plus ``weight_decay * p``. The velocity v becomes
-    ``momentum * v + (1 - dampening) * g`` (in the first step: g). Then p moves by ``-lr * v``, or
+    ``momentum * v + (1 - dampening) * g`` (in the first step: g). Then p changes by ``-lr * v``, or
     with ``nesterov`` by ``-lr * (g + momentum * v)``. Sutskever et al., "On the importance of
-    initialization and momentum in deep learning", ICML 2013. Unlike there, lr scales v when it is
-    applied, not when it is accumulated.
+    initialization and momentum in deep learning", ICML 2013. Unlike in that paper, lr scales v when
+    it is applied, not when it is accumulated.
 
     ``params`` are parameters, or groups of them: dicts with ``"params"`` and the group's options.
 
-    Raises TypeError for an option that is not a number, and ValueError for a negative one
-    (dampening may be negative). Raises ValueError for ``nesterov`` without momentum or with
-    dampening. Options of groups are checked alike.
+    Raises TypeError for an option that is not a number, ValueError for a negative option (except
+    dampening), and ValueError for ``nesterov`` without momentum or with dampening. The same holds
+    for options of groups.
     """
 
     def __init__(
@@ -258,7 +260,7 @@ class SGD(Optimizer):
         check_number(dampening, "dampening")
         if options["nesterov"] and (momentum == 0 or dampening != 0):
             raise ValueError(
-                "nesterov needs momentum > 0 and dampening 0, "
+                "nesterov requires momentum > 0 and dampening 0, "
                 f"got momentum={momentum}, dampening={dampening}"
             )
 
@@ -269,7 +271,7 @@ class SGD(Optimizer):
                 _move(group, *block)
             return
         state = self.state.setdefault(parameter, {})
-        move = _move_on if "momentum_buffer" in state else _move
+        move = _move_with_velocity if "momentum_buffer" in state else _move
         if move is _move:
             step = with_decay(grad, data, group["weight_decay"])
             state["momentum_buffer"] = step.copy()
@@ -281,15 +283,15 @@ class SGD(Optimizer):
 
 
 def _move(group: ParamGroup, data: Array, grad: Array, velocity: Array | None = None) -> None:
-    """Make a step without a past. ``velocity``, if any, is that step."""
+    """Make a first step, or one without momentum. ``velocity``, if any, is the step."""
     step = with_decay(grad, data, group["weight_decay"])
     if velocity is not None and group["nesterov"]:
         step = step + group["momentum"] * velocity
     data -= group["lr"] * step
 
 
-def _move_on(group: ParamGroup, data: Array, grad: Array, velocity: Array) -> None:
-    """Make a step after the first one; update ``velocity`` in place."""
+def _move_with_velocity(group: ParamGroup, data: Array, grad: Array, velocity: Array) -> None:
+    """Make a later step with momentum; update ``velocity`` in place."""
     momentum = group["momentum"]
     step = with_decay(grad, data, group["weight_decay"])
     velocity *= momentum
@@ -305,8 +307,9 @@ class Adam(Optimizer):
     the gradient of a squared-norm penalty; for decoupled decay use ``AdamW``. ``eps`` is added to
     the root of the corrected second moment.
 
-    Raises TypeError for an option that is not a number, or ``betas`` that are not two. Raises
-    ValueError for a negative option, or betas outside [0, 1). Options of groups are checked alike.
+    Raises TypeError for an option that is not a number, or ``betas`` that are not two numbers.
+    Raises ValueError for a negative option, or betas outside [0, 1). The same holds for options of
+    groups.
     """
 
     _DECOUPLED = False
@@ -380,8 +383,9 @@ class AdamW(Adam):
     parameters, or groups of them: dicts with ``"params"`` and the group's options. ``betas`` are
     the decay rates of the two moments; ``eps`` is added to the root of the second.
 
-    Raises TypeError for an option that is not a number, or ``betas`` that are not two. Raises
-    ValueError for a negative option, or betas outside [0, 1). Options of groups are checked alike.
+    Raises TypeError for an option that is not a number, or ``betas`` that are not two numbers.
+    Raises ValueError for a negative option, or betas outside [0, 1). The same holds for options of
+    groups.
     """
 
     _DECOUPLED = True

@@ -26,7 +26,7 @@ Costs = Callable[[Module], float] | Sequence[float]
 class StageLayers(Sequential):
     """Consecutive layers of a model, with their paths in the whole model.
 
-    The parts' ``state_dict``s together are thus the model's. ``named`` are (path, layer).
+    Together, the parts' ``state_dict``s are the model's. ``named`` are (path, layer).
     """
 
     def __init__(self, named: Sequence[tuple[str, Module]]) -> None:

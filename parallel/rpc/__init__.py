@@ -1,7 +1,7 @@
-"""Gradients through remote calls, and training over them.
+"""Gradients through remote calls, and training with them.
 
-Names as in ``torch.distributed.autograd``, ``torch.distributed.optim`` and
-``torch.distributed.nn``; for functions of JAX arrays and for ``parallel.nn`` modules.
+For functions of JAX arrays and for ``parallel.nn`` modules. The names are those of
+``torch.distributed.autograd``, ``torch.distributed.optim`` and ``torch.distributed.nn``.
 """
 
 from meshlib import rpc

@@ -1,4 +1,4 @@
-"""Autograd contexts, and what each worker keeps of them: they go with the calls made in them."""
+"""Autograd contexts, which propagate with remote calls, and each worker's store of contexts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallel.nn._module import Module
 from parallel.rpc._graph import BackwardPass, Edge, Node, PassKey
 
 _RANK_BITS = 48
-_REMEMBERED = 1 << 16
+_MAX_ENDED = 1 << 16
 
 
 class Context:
@@ -26,11 +26,11 @@ class Context:
         self.id: int = id
         self.lock: threading.Lock = threading.Lock()
         self.known: set[int] = set()
-        """The workers that this one has brought it to."""
+        """The workers to which this worker has propagated the context."""
         self.gradients: dict[Any, Any] = {}
         self.passes: dict[PassKey, BackwardPass] = {}
         self.outstanding: dict[Node, None] = {}
-        """Forward passes of modules that wait for their backward pass."""
+        """Forward passes of modules that wait for their backward."""
         self.ended: bool = False
         self._rank = rank
         self._numbers = numbers
@@ -38,9 +38,9 @@ class Context:
         self._leaves: dict[object, Node] = {}
 
     def send(self, edge: Edge, to: int) -> tuple[int, int]:
-        """Note that a value is sent to a worker; return this worker and the number it goes under.
+        """Record that a value is sent to a worker; return this worker and the value's number.
 
-        Raises RuntimeError where the context has ended.
+        Raises RuntimeError if the context has ended.
         """
         self.bring_to(to)
         with self.lock:
@@ -49,30 +49,30 @@ class Context:
         return self._rank, number
 
     def bring_to(self, rank: int) -> None:
-        """Note that a worker gets to know the context.
+        """Record that the context propagates to a worker.
 
-        Raises RuntimeError where the context has ended.
+        Raises RuntimeError if the context has ended.
         """
-        # In this order: who ends the context either finds the worker, or has been noticed here.
+        # In this order, a concurrent end either sees the worker in ``known`` or is detected here.
         self.known.add(rank)
         self.check()
 
     def sent(self, number: int) -> Edge:
-        """Return the values sent under a number. Raises RuntimeError if the context has ended."""
+        """Return the edge of a sent value. Raises RuntimeError if the context has ended."""
         found = self._sent.get(number)
         if found is None:
             raise RuntimeError(_ended(self.id))
         return found
 
     def pass_of(self, key: PassKey) -> BackwardPass:
-        """Return a backward pass. Raises RuntimeError where the context has ended."""
+        """Return a backward pass. Raises RuntimeError if the context has ended."""
         found = self.passes.get(key)
         if found is None:
             raise RuntimeError(_ended(self.id))
         return found
 
     def leaf(self, parameter: object, make: Callable[[], Node]) -> Node:
-        """Return the node in which a parameter's gradients end: ``make()``, at its first use."""
+        """Return the leaf node of a parameter, made by ``make()`` at its first use."""
         with self.lock:
             found = self._leaves.get(parameter)
             if found is None:
@@ -80,18 +80,18 @@ class Context:
             return found
 
     def add_gradient(self, parameter: Any, grad: Any) -> None:
-        """Add to the gradient of ``parameter``, which takes the arrays over."""
+        """Add to the gradient of ``parameter``. The context may keep the arrays of ``grad``."""
         with self.lock:
             before = self.gradients.get(parameter)
             self.gradients[parameter] = grad if before is None else _sum(before, grad)
 
     def check(self) -> None:
-        """Raise RuntimeError where the context has ended."""
+        """Raise RuntimeError if the context has ended."""
         if self.ended:
             raise RuntimeError(_ended(self.id))
 
     def end(self, wait: bool) -> bool:
-        """Give up what is recorded; False if something is left, that has to be waited for."""
+        """Drop the recorded graph. Returns False if modules in use remain, unless ``wait``."""
         self.ended = True
         with self.lock:
             self.gradients.clear()
@@ -99,9 +99,9 @@ class Context:
             self._sent.clear()
             self._leaves.clear()
             outstanding = list(self.outstanding)
-        for one in outstanding:
-            if one.discard(wait):
-                self.outstanding.pop(one, None)
+        for node in outstanding:
+            if node.discard(wait):
+                self.outstanding.pop(node, None)
         return not self.outstanding
 
 
@@ -110,23 +110,23 @@ class _ThreadContext(threading.local):
 
     context: Context | None = None
     token: Any = None
-    """In a function that JAX differentiates for ``forward``: what all calls are to depend on."""
+    """In a function that JAX differentiates for ``forward``: a value on which all calls depend."""
 
 
 class ContextStore:
-    """One worker's contexts; the carrier that goes with its calls."""
+    """One worker's contexts, and the carrier that propagates them with its calls."""
 
     def __init__(self) -> None:
         self.rank: int = rpc.get_worker_info().id
-        self.here: _ThreadContext = _ThreadContext()
+        self.thread: _ThreadContext = _ThreadContext()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        """Of contexts, of passes, and of what is sent."""
+        """The numbers of contexts, passes and sent values."""
         self._contexts: dict[int, Context] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._lost: set[int] = set()
-        self._left: list[Context] = []
-        """Contexts that have ended, and of which something is left to discard."""
+        self._to_discard: list[Context] = []
+        """Ended contexts with outstanding forward passes of modules that were in use."""
         self._module_locks: weakref.WeakKeyDictionary[Module, threading.Lock] = (
             weakref.WeakKeyDictionary()
         )
@@ -137,7 +137,7 @@ class ContextStore:
     # ------------------------------------------------------------------ contexts
 
     def next_pass(self) -> PassKey:
-        """Return a key for a backward pass that begins here."""
+        """Return the key of a new backward pass."""
         return self.rank, next(self._numbers)
 
     def begin(self) -> Context:
@@ -145,12 +145,15 @@ class ContextStore:
         return self.enter(self.rank << _RANK_BITS | next(self._numbers))
 
     def enter(self, id: int) -> Context:
-        """Return a context, made at its first call here. Raises RuntimeError if it has ended."""
-        if self._left:
-            # Without a wait: a module that is in use may be waiting for this very call.
+        """Return a context, made at its first call on this worker.
+
+        Raises RuntimeError if it has ended.
+        """
+        if self._to_discard:
+            # Without waiting, because a module in use may wait for the current call.
             with self._lock:
-                left, self._left = self._left, []
-            self._keep(context for context in left if not context.end(wait=False))
+                ended, self._to_discard = self._to_discard, []
+            self._discard_later(context for context in ended if not context.end(wait=False))
         with self._lock:
             context = self._contexts.get(id)
             if context is None:
@@ -160,20 +163,19 @@ class ContextStore:
         return context
 
     def find(self, id: int) -> Context:
-        """Return a context. Raises ValueError for one that is not on this worker."""
+        """Return a context. Raises ValueError if it is not on this worker."""
         context = self._contexts.get(id)
         if context is None:
-            why = "it has ended" if id in self._ended else "no call of it came here"
-            raise ValueError(f"context_id is {id}, and this worker has no such context: {why}")
+            why = "it has ended" if id in self._ended else "it has made no call to this worker"
+            raise ValueError(f"context_id is {id}, but this worker has no such context: {why}")
         return context
 
     def release(self, id: int, informed: frozenset[int]) -> None:
-        """End a context here, and on all workers that it was brought to, except for the
-        ``informed`` ones."""
+        """End a context on this worker, and on all that it has propagated to but ``informed``."""
         with self._lock:
             context = self._contexts.pop(id, None)
             self._ended[id] = None
-            if len(self._ended) > _REMEMBERED:
+            if len(self._ended) > _MAX_ENDED:
                 self._ended.popitem(last=False)
         if context is None:
             return
@@ -184,14 +186,17 @@ class ContextStore:
             self._send_release(rank, id, informed)
 
     def _send_release(self, rank: int, id: int, informed: frozenset[int]) -> None:
-        """Have a worker end a context, or all if that fails: only it knew its own callees."""
+        """End a context on a worker. If the call fails, end it on all workers.
 
-        def note(done: rpc.Future[Any]) -> None:
+        Only the called worker knows the workers that it has called itself.
+        """
+
+        def on_done(done: rpc.Future[Any]) -> None:
             if done.exception() is not None:
                 self._release_everywhere(id, informed - {rank})
 
         try:
-            rpc.rpc_async(rank, _release, (id, informed)).add_done_callback(note)
+            rpc.rpc_async(rank, _release, (id, informed)).add_done_callback(on_done)
         except (DistError, RuntimeError):
             self._release_everywhere(id, informed)
 
@@ -204,29 +209,29 @@ class ContextStore:
 
     @contextmanager
     def within(self, context: Context | None, token: Any = None) -> Generator[None]:
-        """Put the calling thread in ``context``; see ``_ThreadContext``."""
-        here = self.here
-        before = here.context, here.token
-        here.context, here.token = context, token
+        """Return a block in which the calling thread is in ``context``; see ``_ThreadContext``."""
+        thread = self.thread
+        before = thread.context, thread.token
+        thread.context, thread.token = context, token
         try:
             yield
         finally:
-            here.context, here.token = before
+            thread.context, thread.token = before
 
     def lock_of(self, module: Module) -> threading.Lock:
         """Return the lock that guards the use of ``module``."""
         with self._lock:
             return self._module_locks.setdefault(module, threading.Lock())
 
-    # ------------------------------------------------------------------ what calls ask it
+    # ------------------------------------------------------------------ the carrier of calls
 
     def send(self, to: int) -> Any:
-        """Return the thread's context in the form in which a call carries it."""
-        context = self.here.context
+        """Return the thread's context for a call to a worker, or None."""
+        context = self.thread.context
         if context is None:
             return None
         context.bring_to(to)
-        return _Ticket(context.id)
+        return _CarriedId(context.id)
 
     @contextmanager
     def serve(self, sent: int, caller: int) -> Generator[Callable[[], Any]]:
@@ -242,55 +247,55 @@ class ContextStore:
             yield
 
     def receive(self, sent: Any, back: Any, callee: int) -> None:
-        """Nothing comes back."""
+        """Do nothing: results carry no context."""
 
     def current(self) -> int | None:
         """Return the id of the thread's context."""
-        return None if self.here.context is None else self.here.context.id
+        return None if self.thread.context is None else self.thread.context.id
 
     def lose(self, rank: int) -> None:
-        """End the contexts of a worker that is gone."""
+        """End the contexts of a lost worker."""
         with self._lock:
             if rank in self._lost:
                 return
             self._lost.add(rank)
             gone = [id for id in self._contexts if id >> _RANK_BITS == rank]
             contexts = [self._contexts.pop(id) for id in gone]
-        self._keep(context for context in contexts if not context.end(wait=False))
+        self._discard_later(context for context in contexts if not context.end(wait=False))
 
-    def _keep(self, left: Iterable[Context]) -> None:
-        kept = list(left)
+    def _discard_later(self, contexts: Iterable[Context]) -> None:
+        listed = list(contexts)
         with self._lock:
-            self._left += kept
+            self._to_discard += listed
 
 
-class _Ticket:
-    """A context's id on its way with a call: where it comes, the worker keeps contexts."""
+class _CarriedId:
+    """A context's id in a call. Unpickling it makes the receiving worker's context store."""
 
     def __init__(self, id: int) -> None:
         self._id = id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._id,)
+        return _received_id, (self._id,)
 
 
-def _arrive(id: int) -> int:
-    keeper()
+def _received_id(id: int) -> int:
+    context_store()
     return id
 
 
-def keeper() -> ContextStore:
-    """Return this worker's table of contexts. Raises RuntimeError if there is no RPC."""
+def context_store() -> ContextStore:
+    """Return this worker's contexts. Raises RuntimeError if RPC is not initialised."""
     return cast(ContextStore, rpc.differentiate())
 
 
 def _release(id: int, informed: frozenset[int]) -> None:
-    with keeper().within(None):
-        keeper().release(id, informed)
+    with context_store().within(None):
+        context_store().release(id, informed)
 
 
 def _ended(id: int) -> str:
-    return f"the autograd context {id} has ended: a call, or a value of it, came after its end"
+    return f"the autograd context {id} has ended; expected its calls and values before its end"
 
 
 def _sum(a: Any, b: Any) -> Any:

@@ -1,11 +1,11 @@
 """Backward passes over the workers.
 
-A pass goes through the graph twice. *Mark* goes from the roots back through each worker's part, and
-calls the workers that sent values. So each node learns the number of gradients to expect.
-*Propagate* runs each node, on its worker, once its gradients have arrived. It sends the gradients
-of received values back to their senders. A call returns when all calls that it made have, so the
-pass is over when its first calls return. (``torch.distributed.autograd`` calls this SMART mode. Its
-FAST mode does not mark: it assumes that each value that was sent gets a gradient.)
+A pass traverses the graph twice. *Mark* goes from the roots back through each worker's part, calls
+the workers that sent values, and so determines the number of gradients of each node. *Propagate*
+runs each node, on its worker, after its gradients have arrived, and sends the gradients of received
+values back to their senders. A call returns after all calls that it has made, so the pass is
+complete when its first calls return. (``torch.distributed.autograd`` calls this SMART mode. Its
+FAST mode does not mark: it assumes that each sent value gets a gradient.)
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 from meshlib import rpc
 from parallel._checks import describe
-from parallel.rpc._contexts import Context, ContextStore, keeper
+from parallel.rpc._contexts import Context, ContextStore, context_store
 from parallel.rpc._graph import BackwardPass, Edge, Node, PassKey, ReceivedNode
 from parallel.rpc._recorded import Recorded
 
 Arrival = tuple[Edge, Any]
 
 
-def backward(keeper: ContextStore, context_id: int, roots: Sequence[object], retain: bool) -> None:
+def backward(store: ContextStore, context_id: int, roots: Sequence[object], retain: bool) -> None:
     """See ``dist_autograd.backward``."""
-    context = keeper.find(context_id)
+    context = store.find(context_id)
     arrivals: list[Arrival] = []
     for i, root in enumerate(roots):
         if not isinstance(root, Recorded):
@@ -40,15 +40,15 @@ def backward(keeper: ContextStore, context_id: int, roots: Sequence[object], ret
                 f"roots[{i}] was recorded in the context {root.context.id}; expected {context_id}"
             )
         if root.shape not in ((), (1,)):
-            raise ValueError(f"roots[{i}] must be a scalar, got one of shape {list(root.shape)}")
+            raise ValueError(f"roots[{i}] must be a scalar, got shape {list(root.shape)}")
         arrivals.append((root.edge, _one_like(root.value)))
-    run_pass(keeper, context, arrivals, retain)
+    run_pass(store, context, arrivals, retain)
 
 
-def run_pass(keeper: ContextStore, context: Context, roots: list[Arrival], retain: bool) -> None:
-    """Go back from ``roots``, values with their gradients; return when all workers are done."""
-    key = keeper.next_pass()
-    with keeper.within(context):
+def run_pass(store: ContextStore, context: Context, roots: list[Arrival], retain: bool) -> None:
+    """Propagate gradients back from ``roots``, (value, gradient); wait for all workers."""
+    key = store.next_pass()
+    with store.within(context):
         rpc.wait_all(_mark_from(context, key, [edge.node for edge, _ in roots]))
         rpc.wait_all(_propagate_from(context, key, roots, retain))
 
@@ -68,17 +68,17 @@ def _mark_from(context: Context, key: PassKey, nodes: Iterable[Node]) -> list[rp
 
 @rpc.functions.async_execution
 def _mark(context_id: int, key: PassKey, numbers: list[int]) -> rpc.Future[None]:
-    """On the worker that sent values: mark what they were made from."""
-    here = keeper()
-    context = here.find(context_id)
-    with here.within(context):
+    """Mark, on the worker that sent values, the nodes from which they were computed."""
+    store = context_store()
+    context = store.find(context_id)
+    with store.within(context):
         return _all(_mark_from(context, key, [context.sent(number).node for number in numbers]))
 
 
 def _propagate_from(
     context: Context, key: PassKey, arrivals: Iterable[Arrival], retain: bool
 ) -> list[rpc.Future[Any]]:
-    """Take gradients, and run what is ready then. Returns the calls that this leads to."""
+    """Add gradients to nodes and run the nodes that become ready. Return the remote calls made."""
     ready: deque[Node] = deque()
     calls: list[rpc.Future[Any]] = []
     context_pass = context.pass_of(key)
@@ -90,7 +90,7 @@ def _propagate_from(
 
     take(arrivals)
     while ready:
-        # Messages to other workers go first: those work while this one does.
+        # Messages to other workers are first, to overlap their computation with this worker's.
         by_origin: dict[int, list[tuple[int, Any]]] = {}
         for node in [node for node in ready if isinstance(node, ReceivedNode)]:
             ready.remove(node)
@@ -118,36 +118,36 @@ def _take(context: Context, context_pass: BackwardPass, node: Node) -> list[Any]
 def _propagate(
     context_id: int, key: PassKey, grads: list[tuple[int, Any]], retain: bool
 ) -> rpc.Future[None]:
-    """On the worker that sent values: take their gradients."""
-    here = keeper()
-    context = here.find(context_id)
+    """Propagate, on the worker that sent values, their gradients."""
+    store = context_store()
+    context = store.find(context_id)
     arrivals = [(context.sent(number), grad) for number, grad in grads]
-    with here.within(context):
+    with store.within(context):
         return _all(_propagate_from(context, key, arrivals, retain))
 
 
 def _all(calls: Sequence[rpc.Future[Any]]) -> rpc.Future[None]:
-    """Return the future of all ``calls``: done with the last, or the first that fails."""
-    whole: rpc.Future[None] = rpc.Future()
-    left, lock = len(calls), threading.Lock()
+    """Return a future that completes with the last of ``calls``, or fails with the first error."""
+    result: rpc.Future[None] = rpc.Future()
+    pending, lock = len(calls), threading.Lock()
 
-    def note(done: rpc.Future[Any]) -> None:
-        nonlocal left
+    def on_done(done: rpc.Future[Any]) -> None:
+        nonlocal pending
         error = done.exception()
         with lock:
-            left -= 1
-            over = not left
-        with suppress(RuntimeError):  # it has failed before
+            pending -= 1
+            complete = not pending
+        with suppress(RuntimeError):  # the result has an earlier error
             if error is not None:
-                whole.set_exception(error)
-            elif over:
-                whole.set_result(None)
+                result.set_exception(error)
+            elif complete:
+                result.set_result(None)
 
     if not calls:
-        whole.set_result(None)
+        result.set_result(None)
     for call in calls:
-        call.add_done_callback(note)
-    return whole
+        call.add_done_callback(on_done)
+    return result
 
 
 def _one_like(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Computing in an autograd context: JAX functions by ``jax.vjp``, modules by their backward."""
+"""``forward``: recorded computation of JAX functions and modules in an autograd context."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from meshlib import rpc
 from parallel._checks import describe
 from parallel._nested import all_leaves
 from parallel.nn._module import Module
-from parallel.rpc._contexts import Context, ContextStore, keeper
+from parallel.rpc._contexts import Context, ContextStore, context_store
 from parallel.rpc._graph import RECORDED, Edge, Node, filled
 from parallel.rpc._modules import apply_module
 from parallel.rpc._recorded import Recorded
 
 
 class Weights:
-    """A pytree of JAX arrays that is trained, kept on one worker: ``value``.
+    """A trained pytree of JAX arrays, ``value``, on one worker.
 
-    Optimizers replace ``value``; each ``forward`` takes the one there is. Refer to it by an RRef,
-    ``rpc.remote(to, Weights, (value,))``. In remote calls it travels by value: as recorded arrays
-    where the thread is in an autograd context, so that gradients come back to it.
+    Optimizers replace ``value``; each ``forward`` uses the current one. Refer to it by an RRef,
+    ``rpc.remote(to, Weights, (value,))``. Remote calls send the value itself. In an autograd
+    context they send recorded arrays, so gradients return to this object.
 
-    Raises TypeError for leaves that are not arrays of floating point or complex numbers.
+    Raises TypeError for leaves that are not floating-point or complex arrays.
     """
 
     def __init__(self, value: Any) -> None:
@@ -36,8 +36,7 @@ class Weights:
                 leaf.dtype, jax.numpy.inexact
             ):
                 raise TypeError(
-                    f"value{where} must be an array of floating point or complex numbers, got"
-                    f" {describe(leaf)}"
+                    f"value{where} must be a floating-point or complex array, got {describe(leaf)}"
                 )
         self.value: Any = jax.tree.map(jax.numpy.asarray, value)
 
@@ -47,7 +46,7 @@ class Weights:
     def __reduce__(self) -> tuple[Any, ...]:
         if rpc.pickled_for() is None:
             return Weights, (self.value,)
-        context = keeper().here.context
+        context = context_store().thread.context
         value = self.value if context is None else record(context, self)
         return _itself, (value,)
 
@@ -57,7 +56,7 @@ def _itself(value: Any) -> Any:
 
 
 class WeightsNode(Node):
-    """Trained weights: their gradients stay in the context."""
+    """The leaf node of trained weights, whose gradients are stored in the context."""
 
     def __init__(self, context: Context, weights: Weights, outputs: int) -> None:
         super().__init__((), outputs)
@@ -76,7 +75,7 @@ class WeightsNode(Node):
 
 
 def record(context: Context, weights: Weights) -> Any:
-    """Return the weights as they are now, as recorded arrays."""
+    """Return the current weights as recorded arrays."""
     import jax
 
     leaves, tree = jax.tree.flatten(weights.value)
@@ -89,66 +88,67 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def forward(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Compute ``fn(*args, **kwargs)``, and record it in the context, for ``backward``.
+    """Compute ``fn(*args, **kwargs)``, and record it in the context for ``backward``.
 
-    In an autograd context, floating and complex arrays that ``fn`` returns become ``Recorded``
-    values. Outside of any context, and without recorded arguments, ``fn`` is only called.
+    In an autograd context, floating-point and complex arrays in the result of ``fn`` become
+    ``Recorded`` values. Outside of any context, and without recorded arguments, ``fn`` is called
+    without recording.
 
     Args:
         fn: A function of JAX arrays (also one of ``jax.jit``), or a ``parallel.nn`` module. The
             function may make remote calls, which are differentiated as well.
-        args: Arrays, recorded values, ``Weights``, RRefs to either on this worker, or tuples, lists
-            and dicts of them: ``fn`` gets arrays in their place. Other objects are passed on. A
-            module takes arrays and recorded values only.
-        kwargs: The same.
+        args: Arrays, recorded values, ``Weights``, RRefs to these on this worker, or tuples, lists
+            and dicts of these; ``fn`` gets arrays in their place. Other objects are passed on. A
+            module accepts only arrays and recorded values.
+        kwargs: Keyword arguments, likewise.
 
     Returns:
         The result of ``fn``, a pytree.
 
     Raises RuntimeError if the context has ended, and ValueError for values of different contexts.
     Raises NotImplementedError for a module in evaluation mode with recorded arguments, and for
-    recorded values or ``Weights`` in a function that JAX compiles. Errors of ``fn`` pass through.
+    recorded values or ``Weights`` in a function that JAX compiles. Raises the errors of ``fn``.
     """
     args, kwargs = _mapped(_localized, (args, kwargs))
     try:
-        here = keeper()
-    except (RuntimeError, ValueError):  # no RPC, or no process group: there are no contexts
-        here = None
-    if here is None:
+        store = context_store()
+    except (RuntimeError, ValueError):  # without RPC or a process group, contexts do not exist
+        store = None
+    if store is None:
         args, kwargs = _values((args, kwargs))
         return fn(*args, **kwargs)
     if "jax" in sys.modules and not isinstance(fn, Module):
         from meshlib.extend.jit import is_compiling
 
         if is_compiling():
-            _refuse_ours(fn, (args, kwargs))
+            _refuse_trainable(fn, (args, kwargs))
             return fn(*args, **kwargs)
-    context = _context_of(here, (args, kwargs))
+    context = _context_of(store, (args, kwargs))
     if context is not None:
         context.check()
     if isinstance(fn, Module):
-        return apply_module(here, context, fn, args, kwargs)
+        return apply_module(store, context, fn, args, kwargs)
     if context is None:
         args, kwargs = _values((args, kwargs))
         return fn(*args, **kwargs)
-    from parallel.rpc._traced import is_traced, through_here
+    from parallel.rpc._traced import is_traced, through_local_call
 
-    if here.here.token is None and not is_traced((args, kwargs)):
-        with here.within(context):
-            return _apply(here, context, fn, args, kwargs)
+    if store.thread.token is None and not is_traced((args, kwargs)):
+        with store.within(context):
+            return _apply(store, context, fn, args, kwargs)
     if any(isinstance(leaf, Recorded | Weights) for leaf in _leaves((args, kwargs))):
-        return through_here(here, context, lambda a, k: forward(fn, *a, **k), args, kwargs)
+        return through_local_call(store, context, lambda a, k: forward(fn, *a, **k), args, kwargs)
     return fn(*args, **kwargs)
 
 
 def function(fn: F) -> F:
-    """Have calls of ``fn``, local and remote, go through ``forward``.
+    """Decorate a function of JAX arrays so that its local and remote calls use ``forward``.
 
-    A decorator for functions of JAX arrays: ``rpc_sync("worker1", fn, (weights_rref, x))``, with
-    an RRef to ``Weights`` on that worker, is differentiated there.
+    For example, ``rpc_sync("worker1", fn, (weights_rref, x))``, with an RRef to ``Weights`` on that
+    worker, is differentiated there.
 
     Args:
-        fn: the function, which can be imported where it is called
+        fn: The function, which its callees must be able to import.
 
     Returns:
         The function.
@@ -165,19 +165,19 @@ def function(fn: F) -> F:
 def value_and_grad(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """Return a function of ``fn``'s value and gradient, as ``jax.value_and_grad`` does.
+    """Return a function for the value and gradient of ``fn``, like ``jax.value_and_grad``.
 
-    All remote calls that ``fn`` makes, and this worker's ``Weights`` that it uses, get their
-    gradients in the open context. (``jax.value_and_grad`` itself would skip those that do not
-    depend on ``argnums``.)
+    All remote calls of ``fn``, and this worker's ``Weights`` that it uses, get their gradients in
+    the open context. (``jax.value_and_grad`` itself would skip those that do not depend on
+    ``argnums``.)
 
     Args:
-        fn: A function of JAX arrays and pytrees of them that returns a scalar.
-        argnums: The positional arguments to differentiate by.
+        fn: A function of JAX arrays or pytrees of arrays that returns a scalar.
+        argnums: The positional arguments with respect to which to differentiate.
         has_aux: ``fn`` returns a pair, whose second part is not differentiated.
 
     Returns:
-        A function with the results of ``jax.value_and_grad``'s.
+        A function with the same results as that of ``jax.value_and_grad``.
     """
     import jax
     import jax.numpy as jnp
@@ -186,10 +186,10 @@ def value_and_grad(
 
     @wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        here = keeper()
+        store = context_store()
 
         def with_token(token: Any, *args: Any, **kwargs: Any) -> Any:
-            with here.within(here.here.context, token):
+            with store.within(store.thread.context, token):
                 return fn(*args, **kwargs)
 
         where = (0, *(n + 1 if n >= 0 else n for n in numbers))
@@ -201,7 +201,7 @@ def value_and_grad(
 
 
 class Applied(Node):
-    """A JAX function of recorded values: ``vjp`` makes their gradients of those of its results."""
+    """A call of a JAX function; ``vjp`` maps the results' gradients to the inputs' gradients."""
 
     def __init__(
         self, what: str, vjp: Any, inputs: Sequence[Edge | None], results: Sequence[Any]
@@ -218,19 +218,19 @@ class Applied(Node):
         if not retain:
             self._vjp = None
             self.spent: str = (
-                f"backward() has gone through {self._what} before, which kept nothing; expected"
+                f"an earlier backward() has freed the graph of {self._what}; expected"
                 " backward(..., retain_graph=True) the first time"
             )
         cotangents = [
             jnp.zeros(shape, dtype) if grad is None else jnp.asarray(grad, dtype)
             for grad, (shape, dtype) in zip(grads, self._specs, strict=True)
         ]
-        _, found = vjp(cotangents)
-        return found
+        _, input_grads = vjp(cotangents)
+        return input_grads
 
 
 def _apply(
-    here: ContextStore, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any
+    store: ContextStore, context: Context, fn: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
     import jax
     import jax.numpy as jnp
@@ -238,89 +238,89 @@ def _apply(
     def recorded(leaf: Any) -> Any:
         return record(context, leaf) if isinstance(leaf, Weights) else leaf
 
-    args, kwargs = jax.tree.map(recorded, (args, kwargs), is_leaf=_is_ours)
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_ours)
+    args, kwargs = jax.tree.map(recorded, (args, kwargs), is_leaf=_is_trainable)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_trainable)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Recorded)]
     inputs = [leaves[i].edge for i in places]
     structure: list[Any] = []
 
     def call(token: Any, primals: list[Any]) -> tuple[list[Any], list[Any]]:
         args, kwargs = filled(tree, leaves, places, primals)
-        with here.within(context, token):
+        with store.within(context, token):
             result = fn(*args, **kwargs)
-        out, out_tree = jax.tree.flatten(result, is_leaf=_is_ours)
-        arrays = [i for i, it in enumerate(out) if _is_array(it)]
+        out, out_tree = jax.tree.flatten(result, is_leaf=_is_trainable)
+        arrays = [i for i, leaf in enumerate(out) if _is_array(leaf)]
         floating = [i for i in arrays if jnp.issubdtype(out[i].dtype, jnp.inexact)]
         others = sorted(set(arrays) - set(floating))
-        rest = [None if _is_array(it) else it for it in out]
-        structure[:] = rest, out_tree, [*floating, *others]
+        constants = [None if _is_array(leaf) else leaf for leaf in out]
+        structure[:] = constants, out_tree, [*floating, *others]
         return [out[i] for i in floating], [out[i] for i in others]
 
     primals = [jnp.asarray(leaves[i].value) for i in places]
-    values, vjp, numbers = jax.vjp(call, jnp.zeros(()), primals, has_aux=True)
-    rest, out_tree, where = structure
+    values, vjp, others = jax.vjp(call, jnp.zeros(()), primals, has_aux=True)
+    constants, out_tree, where = structure
     name = getattr(fn, "__qualname__", repr(fn))
     node = Applied(name, vjp, inputs, values)
-    made = [Recorded(value, context, Edge(node, i)) for i, value in enumerate(values)]
-    return filled(out_tree, rest, where, [*made, *numbers])
+    results = [Recorded(value, context, Edge(node, i)) for i, value in enumerate(values)]
+    return filled(out_tree, constants, where, [*results, *others])
 
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, Recorded)
 
 
-def _is_ours(value: Any) -> bool:
+def _is_trainable(value: Any) -> bool:
     return isinstance(value, Recorded | Weights)
 
 
 def _leaves(tree: Any) -> list[Any]:
     import jax
 
-    return jax.tree.leaves(tree, is_leaf=_is_ours)
+    return jax.tree.leaves(tree, is_leaf=_is_trainable)
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Return plain tuples, lists and dicts with ``change`` of what is in them."""
+    """Return nested plain tuples, lists and dicts with ``change`` applied to their leaves."""
     if type(tree) in (tuple, list):
-        return type(tree)(_mapped(change, it) for it in tree)
+        return type(tree)(_mapped(change, entry) for entry in tree)
     if type(tree) is dict:
-        return {name: _mapped(change, it) for name, it in tree.items()}
+        return {name: _mapped(change, entry) for name, entry in tree.items()}
     return change(tree)
 
 
 def _localized(leaf: Any) -> Any:
-    """Return weights and recorded values of this worker in place of RRefs to them."""
+    """Return this worker's weights or recorded value in place of an RRef to it."""
     if not isinstance(leaf, rpc.RRef):
         return leaf
     rref: rpc.RRef[Any] = leaf
-    found = rref.local_value() if rref.is_owner() else None
-    return found if _is_ours(found) else rref
+    value = rref.local_value() if rref.is_owner() else None
+    return value if _is_trainable(value) else rref
 
 
-def _refuse_ours(fn: Any, tree: Any) -> None:
-    """Raise NotImplementedError for what a compiled function would keep for ever as it is now."""
+def _refuse_trainable(fn: Any, tree: Any) -> None:
+    """Raise NotImplementedError for values that a compiled function would make constants."""
     from parallel.rpc._traced import compiled
 
     for leaf in _leaves(tree):
-        if _is_ours(leaf):
+        if _is_trainable(leaf):
             name = getattr(fn, "__qualname__", repr(fn))
-            raise compiled(f"{name} was computed of {type(leaf).__name__}")
+            raise compiled(f"{name} was called with {type(leaf).__name__}")
 
 
 def _values(tree: Any) -> Any:
-    """Return ``tree`` with the arrays in place of weights."""
+    """Return ``tree`` with arrays in place of weights."""
     return _mapped(lambda leaf: leaf.value if isinstance(leaf, Weights) else leaf, tree)
 
 
-def _context_of(here: ContextStore, tree: Any) -> Context | None:
-    """Return the context of the calling thread, or else that of the values in ``tree``."""
-    found = here.here.context
+def _context_of(store: ContextStore, tree: Any) -> Context | None:
+    """Return the context of the calling thread, or else of the values in ``tree``."""
+    found = store.thread.context
     for _, leaf in all_leaves(tree):
         if isinstance(leaf, Recorded):
             if found is not None and leaf.context is not found:
                 raise ValueError(
-                    f"a value was recorded in the context {leaf.context.id}, and is used in"
-                    f" {found.id}; expected values of one context"
+                    f"a value was recorded in the context {leaf.context.id}, but is used in the"
+                    f" context {found.id}; expected values of one context"
                 )
-            found = here.enter(leaf.context.id)
+            found = store.enter(leaf.context.id)
     return found

@@ -1,4 +1,4 @@
-"""The carrier that goes with each call, so that gradients come back."""
+"""The carrier that makes remote calls differentiable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Gradients(ContextStore):
         kwargs: dict[str, Any],
         creates: bool,
     ) -> Any:
-        """Have JAX differentiate the calls of a function that it differentiates."""
+        """Return a differentiable call inside a function that JAX differentiates, else None."""
         if "jax" not in sys.modules:
             return None
         from parallel.rpc._traced import replaced
@@ -28,5 +28,5 @@ class Gradients(ContextStore):
         return replaced(self, request, args, kwargs, creates)
 
     def backward(self, context_id: int, value: object, retain_graph: bool) -> None:
-        """Compute gradients from ``value``."""
+        """Compute the gradients of ``value``."""
         backward(self, context_id, [value], retain_graph)

@@ -1,9 +1,9 @@
-"""The graph that a context records, and a backward pass's way through it.
+"""The graph that a context records, and backward passes through it.
 
-The graph has values, the functions that made them, and messages between workers; each worker has
-its part. The sender of a value keeps it under a number. On the receiving worker the value becomes
-a ``ReceivedNode``, which names the sender and the number: the gradient goes back there. (Compare
-the send and recv functions of ``torch.distributed.autograd``.)
+The graph has values, the functions that computed them, and messages between workers; each worker
+has a part of it. The sender of a value stores its edge by number. On the receiving worker the value
+becomes a ``ReceivedNode`` with the sender and the number, to which the gradient is sent back.
+(Compare the send and recv functions of ``torch.distributed.autograd``.)
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ RECORDED = "_meshlib_recorded"
 
 
 class Node:
-    """An operation that made values: it turns their gradients into gradients of its inputs.
+    """An operation, which maps the gradients of its output values to gradients of its inputs.
 
-    ``inputs`` are the edges along which those go; None drops one. ``outputs`` counts the values.
+    ``inputs`` are the edges that receive these gradients; None drops a gradient. ``outputs`` is the
+    number of output values.
     """
 
     def __init__(self, inputs: Sequence[Edge | None] = (), outputs: int = 1) -> None:
         self.inputs: Sequence[Edge | None] = inputs
         self.outputs: int = outputs
         self.spent: str = ""
-        """Why it cannot be gone through again, once that is so."""
+        """The error of another backward, or "" if another one is possible."""
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
-        """Return the gradients of the inputs, given those of its values (None: zeros).
+        """Return the gradients of the inputs for those of the outputs (None: zeros).
 
-        Without ``retain`` it is not called again, and keeps nothing.
+        Without ``retain`` the node may free its data, because this is the only call.
         """
         raise NotImplementedError
 
     def discard(self, wait: bool) -> bool:
-        """Give up what is kept for ``backward``; False if it is in use, unless ``wait``."""
+        """Free the data for ``backward``; return False if it is in use and ``wait`` is False."""
         del wait
         return True
 
 
 class Edge(NamedTuple):
-    """A value: that of a node, by number."""
+    """A value: output number ``slot`` of a node."""
 
     node: Node
     slot: int
 
 
 def filled(tree: Any, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Any:
-    """Return the pytree of ``leaves``, with ``values`` in these places."""
+    """Return the pytree of ``leaves`` with ``values`` at the given ``places``."""
     import jax
 
     leaves = list(leaves)
@@ -59,9 +60,9 @@ def filled(tree: Any, leaves: Sequence[Any], places: Sequence[int], values: Sequ
 
 
 class ReceivedNode(Node):
-    """A value that came from the worker ``origin``, which has sent it under ``number``.
+    """A value received from the worker ``origin``, which stores its edge by ``number``.
 
-    The engine sends its gradient there.
+    The engine sends the gradient back to this worker.
     """
 
     def __init__(self, origin: int, number: int) -> None:
@@ -71,7 +72,7 @@ class ReceivedNode(Node):
 
 
 class Sink(Node):
-    """A value of a function that JAX differentiates: its gradient goes on there."""
+    """A value of a function that JAX differentiates; stores the gradient for JAX."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,24 +84,23 @@ class Sink(Node):
         return ()
 
     def take(self) -> Any:
-        """Return the gradient of the last pass, None if there was none."""
+        """Return and clear the gradient of the last pass, if any."""
         grad, self._grad = self._grad, None
         return grad
 
 
 PassKey = tuple[int, int]
-"""The worker that began a pass, and its number for it."""
+"""The worker that began a pass, and the pass's number on this worker."""
 
 
 class BackwardPass:
-    """One backward pass on one worker: which nodes are gone through, and what they wait for.
+    """One worker's part of a backward pass: the gradients of nodes, and the number expected.
 
-    Not thread-safe: the context's lock is held.
+    Not thread-safe: callers must hold the context's lock.
 
-    First ``mark`` goes through the graph from the roots, on all workers that it reaches, and counts
-    for each node the gradients that will come. Then each node runs when its last one is there. So
-    what the roots do not depend on (a result that nobody used, a call that failed) is not waited
-    for.
+    First, ``mark`` traverses the graph from the roots, on all workers, and counts the gradients
+    that each node will get. Then each node runs after its last gradient. So the pass does not wait
+    for values on which the roots do not depend, such as results of failed calls.
     """
 
     def __init__(self) -> None:
@@ -108,10 +108,10 @@ class BackwardPass:
         self._grads: dict[Node, list[Any]] = {}
 
     def mark(self, nodes: Iterable[Node]) -> list[ReceivedNode]:
-        """Expect a gradient of each of ``nodes``, and of what they were made from.
+        """Expect a gradient for each of ``nodes``, and for the nodes on which these depend.
 
-        Returns the messages that this reaches for the first time, which have come from elsewhere.
-        Raises RuntimeError for a node that was gone through before, and kept nothing.
+        Returns the received values that it reaches for the first time. Raises RuntimeError for a
+        node whose data an earlier pass has freed.
         """
         found: list[ReceivedNode] = []
         new = [node for node in nodes if self._expect(node)]
@@ -132,7 +132,7 @@ class BackwardPass:
         return not before
 
     def arrive(self, edge: Edge, grad: Any, ready: deque[Node]) -> None:
-        """Take a gradient, None for zeros; a node that has all of its own becomes ``ready``."""
+        """Add a gradient (None: zeros); append the node to ``ready`` after its last gradient."""
         node = edge.node
         grads = self._grads.setdefault(node, [None] * node.outputs)
         if grad is not None:
@@ -143,11 +143,11 @@ class BackwardPass:
             ready.append(node)
 
     def take(self, node: Node) -> list[Any]:
-        """Return the gradients of a node that is ready."""
+        """Remove and return the gradients of a ready node."""
         del self._expected[node]
         return self._grads.pop(node)
 
     @property
     def is_over(self) -> bool:
-        """True if nothing is expected any more."""
+        """True if all expected gradients have arrived."""
         return not self._expected

@@ -1,7 +1,7 @@
-"""``parallel.nn`` modules in autograd contexts: the context keeps the arrays that forward saves.
+"""``parallel.nn`` modules in autograd contexts, which store the data that forward saves.
 
-One call at a time uses a module. Afterwards its other saved arrays, and its parameters' gradients,
-are as they were before.
+Only one call at a time uses a module. It restores the module's other saved contexts, and its
+parameters' gradients, afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parallel.rpc._recorded import Recorded
 
 
 def apply_module(
-    here: ContextStore,
+    store: ContextStore,
     context: Context | None,
     module: Module,
     args: Sequence[Any],
@@ -29,39 +29,39 @@ def apply_module(
     """Compute ``module(*args, **kwargs)``; in a context, record it."""
     convert = _converter(module)
     name = type(module).__qualname__
-    for key, it in kwargs.items():
-        if isinstance(it, Recorded):
+    for key, value in kwargs.items():
+        if isinstance(value, Recorded):
             raise TypeError(f"{key} is a recorded value; expected it as a positional argument")
-    values = [convert(it.value) if isinstance(it, Recorded) else convert(it) for it in args]
-    inputs = [it.edge if isinstance(it, Recorded) else None for it in args]
+    values = [convert(arg.value if isinstance(arg, Recorded) else arg) for arg in args]
+    inputs = [arg.edge if isinstance(arg, Recorded) else None for arg in args]
     if context is None or not module.training:
         if any(edge is not None for edge in inputs):
             raise NotImplementedError(
-                f"{name} is in evaluation mode, where forward saves nothing for backward, and got"
-                " a recorded value; expected train(), or the value's .value"
+                f"{name} got a recorded value in evaluation mode, in which forward saves nothing"
+                " for backward; expected train(), or the value's .value"
             )
-        with here.lock_of(module):
+        with store.lock_of(module):
             return module(*values, **kwargs)
-    with _apart(here, module):
+    with _apart(store, module):
         with ExitStack() as undo:
             undo.callback(module.discard_saved)
             output = module(*values, **kwargs)
             undo.pop_all()
         saved = module.take_saved()
     outputs = output if isinstance(output, tuple) else (output,)
-    node = ModuleCall(here, context, module, saved, inputs, outputs)
+    node = ModuleCall(store, context, module, saved, inputs, outputs)
     with context.lock:
         context.outstanding[node] = None
-    recorded = [Recorded(it, context, Edge(node, i)) for i, it in enumerate(outputs)]
+    recorded = [Recorded(array, context, Edge(node, i)) for i, array in enumerate(outputs)]
     return tuple(recorded) if isinstance(output, tuple) else recorded[0]
 
 
 class ModuleCall(Node):
-    """A module's forward pass, whose backward it allows once."""
+    """The forward pass of a module, which allows one backward."""
 
     def __init__(
         self,
-        here: ContextStore,
+        store: ContextStore,
         context: Context,
         module: Module,
         saved: SavedContexts,
@@ -69,57 +69,56 @@ class ModuleCall(Node):
         outputs: Sequence[Any],
     ) -> None:
         super().__init__(inputs, len(outputs))
-        self._here = here
+        self._store = store
         self._context = context
         self._module = module
         self._saved = saved
-        self._likes = [(_converter(module), it) for it in outputs]
+        self._likes = [(_converter(module), output) for output in outputs]
 
     def backward(self, grads: list[Any], retain: bool) -> Sequence[Any]:
         del retain
         name = type(self._module).__qualname__
         self.spent: str = (
-            f"backward() has gone through a forward pass of {name} before: a module's backward"
-            " consumes what forward has saved, so retain_graph has no effect on it; expected"
-            " another forward pass"
+            f"an earlier backward() has used a forward pass of {name}, whose saved data allows"
+            " only one backward, even with retain_graph; expected another forward pass"
         )
         module = self._module
-        given = [_like(grad, *like) for grad, like in zip(grads, self._likes, strict=True)]
+        converted = [_like(grad, *like) for grad, like in zip(grads, self._likes, strict=True)]
         parameters = list(module.parameters())
-        with _apart(self._here, module):
+        with _apart(self._store, module):
             before = [parameter.grad for parameter in parameters]
             for parameter in parameters:
                 parameter.grad = None
             module.put_saved(self._take())
             try:
-                result = module.backward(*given)
+                result = module.backward(*converted)
                 for parameter in parameters:
                     grad = parameter.grad
                     if grad is not None:
-                        # Memory that is the parameter's own will be written again.
+                        # The next gradient overwrites the parameter's own memory.
                         grad = grad if parameter.grad_home is None else grad.copy()
                         self._context.add_gradient(parameter, grad)
             finally:
                 module.discard_saved()
                 for parameter, grad in zip(parameters, before, strict=True):
                     parameter.grad = grad
-        found = list(result) if isinstance(result, tuple) else [result]
-        if len(found) < len(self.inputs):  # such as a loss's: of its first input
-            found += [None] * (len(self.inputs) - len(found))
-        return found
+        input_grads = list(result) if isinstance(result, tuple) else [result]
+        # A loss, for example, returns a gradient for its first input only.
+        input_grads += [None] * (len(self.inputs) - len(input_grads))
+        return input_grads
 
     def discard(self, wait: bool) -> bool:
-        """Forget what forward has saved: there will be no backward.
+        """Free the data that forward saved, without a backward.
 
-        False if that would have to wait for a user of the module, and must not.
+        Returns False if another call uses the module and ``wait`` is False.
         """
-        lock = self._here.lock_of(self._module)
+        lock = self._store.lock_of(self._module)
         if not lock.acquire(blocking=wait):
             return False
         try:
             for module, saved in self._take().items():
-                for one in saved:
-                    module.forget(one)
+                for saved_context in saved:
+                    module.forget(saved_context)
         finally:
             lock.release()
         return True
@@ -131,9 +130,9 @@ class ModuleCall(Node):
 
 
 @contextmanager
-def _apart(here: ContextStore, module: Module) -> Generator[None]:
-    """Have the module alone, with nothing saved; put back what was."""
-    with here.lock_of(module):
+def _apart(store: ContextStore, module: Module) -> Generator[None]:
+    """Lock the module and remove its saved contexts; restore these at the end."""
+    with store.lock_of(module):
         others = module.take_saved()
         try:
             yield
@@ -155,7 +154,7 @@ def _converter(module: Module) -> Callable[[Any], Any]:
 
 
 def _like(grad: Any, convert: Callable[[Any], Any], like: Any) -> Any:
-    """Return a gradient as the module takes it, of an output ``like``."""
+    """Convert a gradient for the module's backward, to the dtype of the output ``like``."""
     if not hasattr(like, "dtype"):
         return 0.0 if grad is None else float(grad)
     if grad is None:

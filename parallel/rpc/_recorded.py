@@ -1,4 +1,4 @@
-"""Values with a history: what an autograd context's functions return."""
+"""Recorded values, the results of functions in an autograd context."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any, NoReturn
 
 from meshlib import rpc
 from parallel._checks import describe
-from parallel.rpc._contexts import Context, keeper
+from parallel.rpc._contexts import Context, context_store
 from parallel.rpc._graph import Edge, ReceivedNode
 
 
 class Recorded:
-    """An array that was computed in an autograd context, on this worker or another one.
+    """An array that was computed in an autograd context, on this or another worker.
 
-    What ``dist_autograd.forward`` returns, and recorded calls bring. ``value`` is the array itself,
-    without its history. It may be passed to ``forward`` (``function``s among them), in remote calls
-    and their results, and to ``backward``; ``float`` gives the number that a loss is. As an array
-    it would lose its gradient unseen, so it is none: JAX and NumPy raise TypeError.
+    ``dist_autograd.forward`` and recorded calls return these. ``value`` is the array itself,
+    without its history. Recorded values may be passed to ``forward`` (including decorated
+    ``function``s), to ``backward``, and in remote calls and their results. ``float`` converts a
+    loss to a number. A use as an array, which would silently lose the gradient, raises TypeError.
     """
 
     __slots__ = ("context", "edge", "value")
@@ -46,8 +46,8 @@ class Recorded:
         to = rpc.pickled_for()
         if to is None:
             raise RuntimeError(
-                "a recorded value can only be pickled as part of a remote call's arguments or"
-                " result: its gradient has to come back; expected its .value"
+                "a recorded value can only be pickled in a remote call's arguments or result,"
+                " because its gradient must return; expected its .value"
             )
         origin, number = self.context.send(self.edge, to)
         return received, (self.context.id, origin, number, self.value)
@@ -55,8 +55,8 @@ class Recorded:
     def _refuse(self) -> NoReturn:
         raise TypeError(
             f"a recorded value ({describe(self.value)}) was used as an array, which would lose its"
-            " gradient; expected dist_autograd.forward(function, value, ...), or its .value where"
-            " no gradient is wanted"
+            " gradient; expected dist_autograd.forward(function, value, ...), or its .value if"
+            " no gradient is needed"
         )
 
     @property
@@ -68,6 +68,6 @@ class Recorded:
 
 
 def received(context_id: int, origin: int, number: int, value: Any) -> Recorded:
-    """Return a recorded value that has come from the worker ``origin``."""
-    context = keeper().enter(context_id)
+    """Return a recorded value received from the worker ``origin``."""
+    context = context_store().enter(context_id)
     return Recorded(value, context, Edge(ReceivedNode(origin, number), 0))

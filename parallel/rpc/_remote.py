@@ -1,4 +1,4 @@
-"""Modules on other workers, and an optimizer on each worker that has parameters."""
+"""Remote modules, and optimizers on the workers that own parameters."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from parallel._checks import check_transformation, describe
 from parallel.nn._module import Module
 from parallel.nn._parameter import Parameter
 from parallel.optim._optimizer import Optimizer
-from parallel.rpc._contexts import ContextStore, keeper
+from parallel.rpc._contexts import ContextStore, context_store
 from parallel.rpc._forward import Weights, forward
 
 
 class RemoteModule:
-    """A module on another worker; ``forward`` runs there, with its parameters.
+    """A module on another worker, where ``forward`` runs and the parameters are.
 
         linear = RemoteModule("worker1", nn.Linear, (20, 30), {"rng": rng})
         y = linear(x)
 
-    In an autograd context the output is a ``Recorded`` value, whose gradient goes back to that
-    worker. The context keeps the arrays that forward saves. So calls may overlap, as those of
-    several microbatches do, and end in any order.
+    In an autograd context the output is a ``Recorded`` value, whose gradient is sent back to that
+    worker. The context stores the data that forward saves. So calls may overlap, such as those of
+    several microbatches, and complete in any order.
 
     Args:
         remote_device: The worker, by name, rank or ``WorkerInfo``. Torch's form ``"worker1/cpu"``
-            names the host's memory; other devices are not supported.
-        module_cls: The class, importable there: a ``parallel.nn.Module``, or any other with a
-            method ``forward`` that records by ``dist_autograd.forward`` itself.
-        args: The class's positional arguments.
-        kwargs: Its keyword arguments.
+            means the host's memory; other devices are not supported.
+        module_cls: The class, importable there: a ``parallel.nn.Module``, or another class whose
+            ``forward`` method records by ``dist_autograd.forward`` itself.
+        args: The positional arguments of the class.
+        kwargs: The keyword arguments of the class.
 
-    Raises ValueError for an unknown worker or device, and TypeError if ``module_cls`` cannot be
-    called. Errors in making the module pass through.
+    Raises ValueError for an unknown worker or device, TypeError if ``module_cls`` is not callable,
+    and the errors of ``module_cls``.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class RemoteModule:
             to, _, device = to.partition("/")
             if device != "cpu":
                 raise ValueError(
-                    f"remote_device is {remote_device!r}; expected a worker's name, or"
-                    f" '{to}/cpu': modules on other devices are made by module_cls"
+                    f"remote_device is {remote_device!r}; expected a worker's name or '{to}/cpu'."
+                    " For another device, module_cls must make the module there"
                 )
         self._module: rpc.RRef[Any] = rpc.remote(to, module_cls, args, kwargs)
         self._module.creation().wait()
@@ -60,7 +60,7 @@ class RemoteModule:
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, and wait for its output. Raises the module's errors."""
+        """Call the module and wait for its output. Raises the module's errors."""
         return rpc.rpc_sync(self._module.owner(), _forward, (self._module, args, kwargs))
 
     def forward_async(self, *args: Any, **kwargs: Any) -> rpc.Future[Any]:
@@ -74,7 +74,7 @@ class RemoteModule:
     def remote_parameters(self, recurse: bool = True) -> list[rpc.RRef[Any]]:
         """Return references to the module's parameters, for ``DistributedOptimizer``.
 
-        ``recurse``: those of modules in it, too.
+        ``recurse`` includes the parameters of submodules.
         """
         return rpc.rpc_sync(self._module.owner(), _parameters, (self._module, recurse))
 
@@ -90,7 +90,7 @@ class RemoteModule:
     def __getattr__(self, name: str) -> NoReturn:
         if name in _ELSEWHERE:
             raise AttributeError(
-                f"a RemoteModule has no {name}(): its parameters live on another worker; expected"
+                f"a RemoteModule has no {name}(): its parameters are on another worker; expected"
                 " remote_parameters(), or get_module_rref().rpc_sync()." + name
             )
         raise AttributeError(f"a RemoteModule has no attribute {name!r}")
@@ -116,24 +116,24 @@ def _parameters(rref: rpc.RRef[Any], recurse: bool) -> list[rpc.RRef[Any]]:
 
 
 class DistributedOptimizer:
-    """Updates parameters on all the workers where they live, from a context's gradients.
+    """An optimizer of parameters on all their workers, from a context's gradients.
 
         optimizer = DistributedOptimizer(optax.adam, [w1, w2, *module.remote_parameters()], 1e-3)
 
-    On each owner of parameters one optimizer is made, and keeps its state there. Steps on one owner
-    are made one after the other, also those of several clients.
+    Each worker that owns parameters has a local optimizer with its state. Steps on one worker,
+    including those of several clients, run one at a time.
 
     Args:
-        optimizer_class: a class of ``parallel.optim`` for ``parallel.nn.Parameter``s; for
-            ``Weights`` what makes an optax transformation, such as ``optax.adam``. It travels by
-            its name
-        params_rref: RRefs to ``Weights`` or ``parallel.nn.Parameter``s
-        args: further arguments of ``optimizer_class``
-        kwargs: its keyword arguments
+        optimizer_class: A class of ``parallel.optim`` for ``parallel.nn.Parameter``s; for
+            ``Weights``, a function that returns an optax transformation, such as ``optax.adam``.
+            Workers import it by name.
+        params_rref: RRefs to ``Weights`` or ``parallel.nn.Parameter``s.
+        args: Further arguments of ``optimizer_class``.
+        kwargs: Keyword arguments of ``optimizer_class``.
 
     Raises TypeError for a value that is not a list of RRefs to parameters, and for an optax
-    transformation in place of the function that makes it; ValueError for no parameters; what making
-    an optimizer raises on its owner.
+    transformation in place of the function that makes it. Raises ValueError without parameters, and
+    the errors of ``optimizer_class`` on the owners.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class DistributedOptimizer:
     ) -> None:
         if hasattr(optimizer_class, "init") and hasattr(optimizer_class, "update"):
             raise TypeError(
-                "optimizer_class is an optax transformation, which cannot travel: it is made of"
-                " local functions; expected what makes it, and its arguments after params_rref, as"
-                " in DistributedOptimizer(optax.adam, params, 1e-3)"
+                "optimizer_class is an optax transformation, which cannot be sent; expected the"
+                " function that makes it, with its arguments after params_rref, such as"
+                " DistributedOptimizer(optax.adam, params, 1e-3)"
             )
         if not callable(optimizer_class):
             raise TypeError(f"optimizer_class must be callable, got {describe(optimizer_class)}")
@@ -157,37 +157,37 @@ class DistributedOptimizer:
                 raise TypeError(f"params_rref[{i}] must be an RRef, got {describe(param)}")
             by_owner.setdefault(param.owner().id, []).append(param)
         if not by_owner:
-            raise ValueError("params_rref is empty; an optimizer needs at least one parameter")
-        with keeper().within(None):
+            raise ValueError("params_rref is empty; expected at least one parameter")
+        with context_store().within(None):
             self._optimizers = [
-                rpc.remote(owner, _OwnersOptimizer, (optimizer_class, params, args, kwargs))
+                rpc.remote(owner, _LocalOptimizer, (optimizer_class, params, args, kwargs))
                 for owner, params in by_owner.items()
             ]
-            rpc.wait_all([one.creation() for one in self._optimizers])
+            rpc.wait_all([optimizer.creation() for optimizer in self._optimizers])
 
     def step(self, context_id: int) -> None:
-        """Update all parameters that have a gradient in the context.
+        """Update all parameters that have a gradient in the context, and wait for all owners.
 
-        Returns when all owners have. (An optax transformation takes a parameter without one as one
-        with zeros, unless none of the owner's has.)
+        (For an optax transformation, a missing gradient is zero, unless all gradients of the owner
+        are missing.)
 
-        Raises ValueError for a context that is not on this worker, and what an owner raises.
+        Raises ValueError for a context that is not on this worker, and the errors of owners.
         """
-        here = keeper()
-        with here.within(here.find(context_id)):
-            steps = [one.rpc_async().step(context_id) for one in self._optimizers]
+        store = context_store()
+        with store.within(store.find(context_id)):
+            steps = [optimizer.rpc_async().step(context_id) for optimizer in self._optimizers]
             rpc.wait_all(steps)
 
 
-class _OwnersOptimizer:
-    """On an owner: the optimizer of its parameters."""
+class _LocalOptimizer:
+    """The optimizer of one worker's parameters."""
 
     def __init__(
         self, optimizer_class: Any, params_rref: list[rpc.RRef[Any]], args: Any, kwargs: Any
     ) -> None:
         params = [param.local_value() for param in params_rref]
         self._lock = threading.Lock()
-        self._here: ContextStore = keeper()
+        self._store: ContextStore = context_store()
         self._params = params
         kinds = {type(param) for param in params}
         known = all(isinstance(param, Weights | Parameter) for param in params)
@@ -200,23 +200,23 @@ class _OwnersOptimizer:
         of_weights = isinstance(params[0], Weights)
         if own is of_weights:
             raise TypeError(
-                f"optimizer_class is {optimizer_class.__qualname__}, and params_rref refers to"
+                f"optimizer_class is {optimizer_class.__qualname__}, but params_rref refers to"
                 f" {type(params[0]).__name__}; expected a class of parallel.optim for Parameters,"
-                " or what makes an optax transformation, such as optax.adam, for Weights"
+                " or a function that makes an optax transformation (optax.adam) for Weights"
             )
         if own:
             self._optimizer: Any = optimizer_class(params, *args, **kwargs)
         else:
-            self._optimizer = _OfWeights(optimizer_class(*args, **kwargs), params)
+            self._optimizer = _OptaxOptimizer(optimizer_class(*args, **kwargs), params)
 
     def step(self, context_id: int) -> None:
-        context = self._here.find(context_id)
+        context = self._store.find(context_id)
         with context.lock:
             grads = {param: context.gradients.get(param) for param in self._params}
         if all(grad is None for grad in grads.values()):
             return
         with self._lock:
-            if isinstance(self._optimizer, _OfWeights):
+            if isinstance(self._optimizer, _OptaxOptimizer):
                 self._optimizer.step(grads)
                 return
             before = [param.grad for param in self._params]
@@ -229,33 +229,33 @@ class _OwnersOptimizer:
                     param.grad = grad
 
 
-class _OfWeights:
-    """An optax transformation of weights."""
+class _OptaxOptimizer:
+    """An optimizer of weights by an optax transformation."""
 
     def __init__(self, transformation: Any, weights: list[Weights]) -> None:
         import jax
 
         check_transformation(transformation)
         self._weights = weights
-        self._state: Any = transformation.init([one.value for one in weights])
+        self._state: Any = transformation.init([w.value for w in weights])
 
-        def added(value: Any, update: Any) -> Any:
-            return (value + update).astype(value.dtype)  # as optax.apply_updates does
+        def add(value: Any, update: Any) -> Any:
+            return (value + update).astype(value.dtype)  # like optax.apply_updates
 
         def update(grads: Any, state: Any, values: Any) -> Any:
             updates, state = transformation.update(grads, state, values)
-            return jax.tree.map(added, values, updates), state
+            return jax.tree.map(add, values, updates), state
 
         self._update = jax.jit(update)
 
     def step(self, grads: dict[Any, Any]) -> None:
         import jax
 
-        values = [one.value for one in self._weights]
-        given = [
-            jax.tree.map(jax.numpy.zeros_like, one.value) if grads[one] is None else grads[one]
-            for one in self._weights
+        values = [weights.value for weights in self._weights]
+        filled_grads = [
+            jax.tree.map(jax.numpy.zeros_like, w.value) if grads[w] is None else grads[w]
+            for w in self._weights
         ]
-        new, self._state = self._update(given, self._state, values)
-        for one, value in zip(self._weights, new, strict=True):
-            one.value = value
+        new_values, self._state = self._update(filled_grads, self._state, values)
+        for weights, value in zip(self._weights, new_values, strict=True):
+            weights.value = value

@@ -1,9 +1,9 @@
-"""Calls in functions that JAX transforms: to JAX each is one function with a derivative.
+"""Remote calls in functions that JAX differentiates: each is a function with its own derivative.
 
-Going forward, what JAX follows leaves its world: values are recorded, the call is made as always,
-and its results enter that world again. Going backward, one pass over the workers gives the
-gradients of those values. A function that JAX compiles has no values to send, so that calls in it
-are refused.
+In forward, traced values are converted to recorded values, the call is made as usual, and its
+results are converted back. In backward, one pass over the workers computes the gradients of the
+traced values. Calls in a function that JAX compiles raise an error, because it has no values to
+send.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def replaced(
-    here: ContextStore, request: rpc.PreparedCall, args: Any, kwargs: Any, creates: bool
+    store: ContextStore, request: rpc.PreparedCall, args: Any, kwargs: Any, creates: bool
 ) -> Any:
-    """Return the call that is made in place of ``request(args, kwargs)``; None: that one.
+    """Return a call to use in place of ``request(args, kwargs)``, or None to make that call.
 
     Raises NotImplementedError for ``remote``, and in a function that JAX compiles; RuntimeError
     outside of a context.
@@ -41,48 +41,50 @@ def replaced(
     if is_compiling():
         if traced or hasattr(request.func, RECORDED):
             raise compiled(f"{request.name} was called remotely")
-        return None  # something that the program does once, when it is traced
-    if not traced and here.here.token is None:
+        return None  # an ordinary call, made once while the program is traced
+    if not traced and store.thread.token is None:
         return None
     if creates:
         raise NotImplementedError(
-            "rpc.remote() was called in a function that JAX differentiates: what stays on the other"
-            " worker has no place there; expected rpc_sync() or rpc_async()"
+            "rpc.remote() was called in a function that JAX differentiates, which cannot use a"
+            " value on another worker; expected rpc_sync() or rpc_async()"
         )
-    context = here.here.context
+    context = store.thread.context
     if context is None:
         raise RuntimeError(
             f"{request.name} was called remotely in a function that JAX differentiates, outside of"
-            " any autograd context; expected it inside of `with dist_autograd.context()`"
+            " any autograd context; expected it inside `with dist_autograd.context()`"
         )
-    return through(here, context, request, args, kwargs)
+    return through(store, context, request, args, kwargs)
 
 
 def compiled(what: str) -> NotImplementedError:
-    """Return the error for ``what`` was done in a function that JAX compiles."""
+    """Return the error for a call, described by ``what``, in a function that JAX compiles."""
     return NotImplementedError(
         f"{what} in a function that JAX compiles (jax.jit, scan, cond), which runs without Python;"
-        " expected it outside, with jax.jit inside of the functions that workers compute"
+        " expected it outside, with jax.jit inside the functions that workers compute"
     )
 
 
 def is_traced(tree: Any) -> bool:
-    """True if JAX follows an array in ``tree``."""
+    """True if JAX traces an array in ``tree``."""
     return bool(_tracers(tree))
 
 
 def _tracers(tree: Any) -> list[Any]:
-    leaves = jax.tree.leaves(tree, is_leaf=lambda it: isinstance(it, Recorded))
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Recorded))
     return [leaf for leaf in leaves if isinstance(leaf, Tracer)]
 
 
-def through(here: ContextStore, context: Context, call: Call, args: Any, kwargs: Any) -> TracedCall:
-    """Make a remote call; ``wait`` gives its results to the function that JAX differentiates.
+def through(
+    store: ContextStore, context: Context, call: Call, args: Any, kwargs: Any
+) -> TracedCall:
+    """Make a remote call whose ``wait`` returns traced results to JAX's function.
 
     Raises NotImplementedError in a second derivative.
     """
-    token = here.here.token if here.here.token is not None else jnp.zeros(())
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda it: isinstance(it, Recorded))
+    token = store.thread.token if store.thread.token is not None else jnp.zeros(())
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda node: isinstance(node, Recorded))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
     traced = [leaves[i] for i in places]
     values = [_value_of(tracer) for tracer in (token, *traced)][1:]
@@ -91,27 +93,29 @@ def through(here: ContextStore, context: Context, call: Call, args: Any, kwargs:
         Recorded(value, context, Edge(sink, 0)) for value, sink in zip(values, sinks, strict=True)
     ]
     args, kwargs = filled(tree, leaves, places, recorded)
-    with here.within(context):
+    with store.within(context):
         started = call(args, kwargs)
-    return TracedCall(here, context, started, token, traced, values, sinks)
+    return TracedCall(store, context, started, token, traced, values, sinks)
 
 
-def through_here(here: ContextStore, context: Context, call: Call, args: Any, kwargs: Any) -> Any:
-    """Compute on this worker what has weights or recorded values among its arguments."""
+def through_local_call(
+    store: ContextStore, context: Context, call: Call, args: Any, kwargs: Any
+) -> Any:
+    """Make a differentiable call on this worker, with weights or recorded values as arguments."""
 
     def start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> rpc.Future[Any]:
         done: rpc.Future[Any] = rpc.Future()
         done.set_result(call(args, kwargs))
         return done
 
-    return through(here, context, start, args, kwargs).wait()
+    return through(store, context, start, args, kwargs).wait()
 
 
 @dataclass(eq=False, repr=False)
 class TracedCall(rpc.Future[Any]):
-    """A call that was made in a function that JAX differentiates. ``wait`` in that function."""
+    """A remote call in a function that JAX differentiates, which must ``wait`` for it."""
 
-    _here: ContextStore
+    _store: ContextStore
     _context: Context
     _started: rpc.Future[Any]
     _token: Any
@@ -128,18 +132,18 @@ class TracedCall(rpc.Future[Any]):
         """Raise NotImplementedError: callbacks run in other threads, outside of the function."""
         del callback
         raise NotImplementedError(
-            "then() was called on a remote call in a function that JAX differentiates, and would"
+            "then() was called on a remote call in a function that JAX differentiates, but would"
             " run in another thread; expected wait() in the function"
         )
 
     def add_done_callback(self, callback: Any) -> NoReturn:
-        """Raise NotImplementedError, as ``then``."""
+        """Raise NotImplementedError, like ``then``."""
         self.then(callback)
 
     def __await__(self) -> NoReturn:
-        """Raise NotImplementedError: JAX differentiates no coroutine."""
+        """Raise NotImplementedError: JAX cannot differentiate coroutines."""
         raise NotImplementedError(
-            "await of a remote call in a function that JAX differentiates, which cannot be a"
+            "a remote call was awaited in a function that JAX differentiates, which cannot be a"
             " coroutine; expected wait() in the function"
         )
 
@@ -148,21 +152,21 @@ class TracedCall(rpc.Future[Any]):
         return self._started.done()
 
     def wait(self, timeout: Any = None) -> Any:
-        """Wait for the call; return its result to the function that JAX differentiates."""
+        """Wait for the call; return its result as traced values."""
         if not self._results:
             self._results.append(self._to_jax(timeout))
         return self._results[0]
 
     def _to_jax(self, timeout: Any) -> Any:
         result = self._started.wait(timeout)
-        leaves, tree = jax.tree.flatten(result, is_leaf=lambda it: isinstance(it, Recorded))
+        leaves, tree = jax.tree.flatten(result, is_leaf=lambda node: isinstance(node, Recorded))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Recorded)]
         recorded: list[Recorded] = [leaves[i] for i in places]
-        found = self._derivative(recorded)(self._token, self._traced) if recorded else []
-        return filled(tree, leaves, places, found)
+        traced = self._differentiable(recorded)(self._token, self._traced) if recorded else []
+        return filled(tree, leaves, places, traced)
 
     def value(self) -> Any:
-        """Return the result of a call that has ended, as ``wait`` does."""
+        """Return the result of a completed call, like ``wait``."""
         self._started.value()
         return self.wait()
 
@@ -173,8 +177,8 @@ class TracedCall(rpc.Future[Any]):
     def _at_once(self, callback: Any) -> None:
         at_once(self._started, lambda _: callback(self))
 
-    def _derivative(self, recorded: list[Recorded]) -> Any:
-        here, context, sinks = self._here, self._context, self._sinks
+    def _differentiable(self, recorded: list[Recorded]) -> Any:
+        store, context, sinks = self._store, self._context, self._sinks
         values = self._values
 
         @jax.custom_vjp
@@ -184,17 +188,17 @@ class TracedCall(rpc.Future[Any]):
 
         def forward(token: Any, traced: list[Any]) -> tuple[list[Any], None]:
             _check_values((token, traced))
-            return [jnp.asarray(it.value) for it in recorded], None
+            return [jnp.asarray(r.value) for r in recorded], None
 
         def backward(_: None, grads: list[Any]) -> tuple[Any, list[Any]]:
             _check_values(grads)
-            roots = [(it.edge, grad) for it, grad in zip(recorded, grads, strict=True)]
-            with here.within(context):
-                run_pass(here, context, roots, retain=True)
-            found = [sink.take() for sink in sinks]
+            roots = [(r.edge, grad) for r, grad in zip(recorded, grads, strict=True)]
+            with store.within(context):
+                run_pass(store, context, roots, retain=True)
+            input_grads = [sink.take() for sink in sinks]
             return jnp.zeros(()), [
                 jnp.zeros_like(value) if grad is None else jnp.asarray(grad, value.dtype)
-                for grad, value in zip(found, values, strict=True)
+                for grad, value in zip(input_grads, values, strict=True)
             ]
 
         run.defvjp(forward, backward)
@@ -208,7 +212,7 @@ def _stopped(tracer: Any) -> Any:
 def _value_of(tracer: Any) -> Any:
     value = _stopped(tracer)
     _check_values(value)
-    return jnp.asarray(value)  # of NumPy arrays JAX makes things of its own, which cannot travel
+    return jnp.asarray(value)  # JAX may wrap a NumPy array in a type that cannot be sent
 
 
 def _check_values(tree: Any) -> None:
@@ -218,7 +222,7 @@ def _check_values(tree: Any) -> None:
 
 def _refuse() -> NoReturn:
     raise NotImplementedError(
-        "a second derivative was taken of a remote call, or it was batched (vmap): the workers keep"
-        " what they need for one. Expected it in a function that jax.grad, value_and_grad, vjp or"
+        "a remote call was differentiated twice or batched (vmap), but workers only store data for"
+        " one derivative; expected it in a function that jax.grad, value_and_grad, vjp or"
         " dist_autograd.forward differentiate once"
     )

@@ -1,4 +1,4 @@
-"""Each replica's share of a dataset."""
+"""Samplers, which distribute a dataset over replicas."""
 
 from parallel.samplers._distributed import Batch, DistributedBatchSampler, DistributedSampler
 from parallel.samplers._loaders import EpochIndices, EpochView, GrainSampler, IndexBatches

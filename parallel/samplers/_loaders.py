@@ -1,14 +1,14 @@
 """Adapters from ``DistributedSampler`` to other data loaders.
 
-Loaders draw indices ahead, in other threads or processes. So the sampler's own count of drawn
-indices is not the number of trained samples: count the steps instead. After k steps with batch
-size b, one of these is the position of all replicas::
+Loaders draw indices ahead, in other threads or processes, so the sampler's count of drawn indices
+exceeds the number of trained samples. Count the steps instead. After k steps with batch size b,
+the state is one of these::
 
     state = sampler.state_dict(num_consumed=k * b)      # DistributedSampler (or count samples)
     state = batches.state_dict(num_batches=k)           # DistributedBatchSampler
 
-It can be loaded with another number of replicas. Nothing here ends the sampler's epoch: call
-``set_epoch`` before the next one.
+Any number of replicas can load it. These adapters do not end the sampler's epoch: call
+``set_epoch`` before the next epoch.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class _RandomAccess(Protocol):
 class EpochIndices(Sequence[int]):
     """This replica's indices in the sampler's next pass, as an immutable sequence.
 
-    After a resume the pass is the rest of the epoch. Instances can be pickled, and read by several
-    threads.
+    After a resume the pass is the remainder of the epoch. Instances can be pickled, and several
+    threads may read one.
 
-    Raises TypeError for another kind of sampler.
+    Raises TypeError for a sampler of another type.
     """
 
     def __init__(self, sampler: DistributedSampler) -> None:
@@ -57,9 +57,9 @@ class EpochIndices(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> list[int]: ...
     def __getitem__(self, index: int | slice) -> int | list[int]:
-        """Return the sample at a place of this replica's pass; for a slice, a list of samples.
+        """Return the dataset index at a place of this replica's pass; for a slice, a list.
 
-        A negative ``index`` counts from the end. Raises IndexError for one out of range.
+        A negative ``index`` counts from the end. Raises IndexError if it is out of range.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -68,8 +68,8 @@ class EpochIndices(Sequence[int]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} indices")
         number, offset = divmod(index % len(self), _BLOCK)
-        held, indices = self._block  # replaced as a whole: other threads see one or the other
-        if held != number:
+        cached, indices = self._block  # replaced atomically, for readers in other threads
+        if cached != number:
             begin = number * _BLOCK
             places = self._shard.places(begin, min(begin + _BLOCK, len(self)))
             indices = self._order.apply(places).tolist()
@@ -77,22 +77,22 @@ class EpochIndices(Sequence[int]):
         return indices[offset]
 
     def place(self, index: int) -> int:
-        """Return the place in the epoch's global order of this replica's ``index``-th sample."""
+        """Return the place of this replica's ``index``-th sample in the epoch's global order."""
         return int(self._shard.places(index, index + 1)[0])
 
     def __repr__(self) -> str:
-        # Loaders compare this to tell whether a checkpoint fits.
+        # Loaders compare this text with a checkpoint's to detect a mismatch.
         order = zlib.crc32(np.array(self[: min(len(self), _BLOCK)], np.int64).tobytes())
         return f"EpochIndices(epoch={self.epoch}, {self._shard}, order={order:08x})"
 
 
 class EpochView(Sequence[Any]):
-    """This replica's samples in the sampler's next pass, in their order: ``dataset`` rearranged.
+    """This replica's samples of ``dataset`` in the order of the sampler's next pass.
 
     For loaders that read a dataset by index from first to last: ``grain.MapDataset.source(view)``,
     or PyTorch's ``DataLoader(view, batch_size)`` without shuffling.
 
-    Raises TypeError for another kind of sampler.
+    Raises TypeError for a sampler of another type.
     """
 
     def __init__(self, dataset: _RandomAccess, sampler: DistributedSampler) -> None:
@@ -103,7 +103,7 @@ class EpochView(Sequence[Any]):
         return len(self.indices)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample (for a slice, a list of them)."""
+        """Return a sample; for a slice, a list of samples."""
         chosen = self.indices[index]
         if isinstance(chosen, list):
             return [self._dataset[i] for i in chosen]
@@ -124,18 +124,18 @@ class GrainSampler:
             worker_count=4,
         )
 
-    It covers the sampler's next pass. Random transforms get a generator chosen by seed, epoch and
-    the sample's place in the global order: the same with any number of replicas.
+    It covers the sampler's next pass. Seed, epoch and the sample's place in the global order
+    determine the generator for random transforms, independent of the number of replicas.
 
-    Worker w of W reads every W-th index, and batches leave the workers in turn. Indices are dealt
-    out so that each batch is the sampler's next ``batch_size`` indices. The batches used so far are
-    then always a prefix of the pass, and training can resume after them. The last W batches of a
-    pass share the remaining indices.
+    Worker w of W reads every W-th index, and the loader takes batches from the workers in turn.
+    Indices are reordered so that each batch has the sampler's next ``batch_size`` indices. The
+    used batches are then always a prefix of the pass, after which training can resume. The last W
+    batches of a pass share the remaining indices.
 
     Args:
         sampler: The sampler whose next pass is read.
-        batch_size: The loader's. It matters only with several workers.
-        worker_count: The loader's.
+        batch_size: The loader's batch size. Used only with several workers.
+        worker_count: The loader's number of workers.
 
     Raises ValueError for numbers out of range, TypeError for arguments of another type.
     """
@@ -155,15 +155,15 @@ class GrainSampler:
 
     def __getitem__(self, index: int) -> Any:
         """Return grain's ``RecordMetadata`` of this replica's ``index``-th sample."""
-        grain = importlib.import_module("grain.python")  # by name: it may not be installed
-        index = self._dealt(index)
-        # Keys of 128 bits: one word for the epoch, one for the place.
+        grain = importlib.import_module("grain.python")  # an optional dependency
+        index = self._reordered(index)
+        # A key of 128 bits: one word for the epoch, one for the place.
         key = (self._key << 64) + self._indices.place(index)
         generator = np.random.Generator(np.random.Philox(key=key))
         return grain.RecordMetadata(index=index, record_key=self._indices[index], rng=generator)
 
-    def _dealt(self, index: int) -> int:
-        """Return which of the pass's indices the loader gets as number ``index``."""
+    def _reordered(self, index: int) -> int:
+        """Return the position in the pass of the loader's ``index``-th index."""
         cycle = self._workers * self._batch_size
         begin = index - index % cycle
         each, more = divmod(min(cycle, len(self) - begin), self._workers)
@@ -171,15 +171,15 @@ class GrainSampler:
         return begin + worker * each + min(worker, more) + turn
 
     def __repr__(self) -> str:
-        dealt = f", batch_size={self._batch_size}, worker_count={self._workers}"
-        return f"GrainSampler({self._indices!r}{dealt if self._workers > 1 else ''})"
+        workers = f", batch_size={self._batch_size}, worker_count={self._workers}"
+        return f"GrainSampler({self._indices!r}{workers if self._workers > 1 else ''})"
 
 
 class IndexBatches:
-    """Lists of indices, for PyTorch's ``DataLoader(dataset, batch_sampler=IndexBatches(batches))``.
+    """Batches as lists, for PyTorch's ``DataLoader(dataset, batch_sampler=IndexBatches(batches))``.
 
-    The loader wants lists; how many of each count (``Batch.valid``) it cannot pass on:
-    ``valid(number)`` tells for the ``number``-th batch of the pass under way.
+    The loader needs lists and drops ``Batch.valid``; ``valid(number)`` returns it for the
+    ``number``-th batch of the current pass.
 
     Raises TypeError for a value that is not a ``DistributedBatchSampler``.
     """
@@ -200,5 +200,5 @@ class IndexBatches:
             yield batch.indices
 
     def valid(self, number: int) -> int:
-        """Return how many samples of a batch count: the first ones, the rest is padding."""
+        """Return the number of samples that count in a batch; later ones are padding."""
         return self._valid[number]

@@ -1,18 +1,18 @@
 """Orders (the sample at each place of an epoch) and shards (the places of each replica).
 
 ``Permutation(n, key)`` is a bijection of range(n) that can be computed at any place. So shuffling
-a billion samples takes no memory, and a sampler resumes from a single number.
+a billion samples needs no memory, and a sampler resumes from a single number.
 
 It is the generalised Feistel cipher of Black and Rogaway, "Ciphers with Arbitrary Finite Domains"
 (CT-RSA 2002), method 3. The domain has a·b >= n points with a ≈ b ≈ sqrt(n). Points outside
-range(n) are sent through again ("cycle walking"), which is rare because a·b - n < a + b. The round
-function is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014). Nothing here depends on a
-library's random streams: an order never changes with a version of NumPy.
+range(n) are enciphered again ("cycle walking"), which is rare because a·b - n < a + b. The round
+function is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014). Orders do not depend on
+NumPy's random streams, which may change between versions.
 
-An epoch is a sequence of places 0 … size-1; the order maps each to a sample. Replica r of R takes
-places start + r, start + r + R, …. After k samples each, the replicas have used exactly the places
-before ``start + k R``. This one number, the *cursor*, is the whole state of a distributed epoch.
-An epoch can go on from it with another R.
+An epoch is a sequence of places 0 … size-1; the order maps each place to a sample. Replica r of R
+gets places start + r, start + r + R, …. After k samples each, the replicas have used exactly the
+places before ``start + k R``. This number, the *cursor*, is the whole state of a distributed epoch,
+which can resume from it with another R.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from parallel._checks import to_count
 
 
 class Tail(enum.Enum):
-    """The treatment of the last places if they are not divisible by the number of replicas."""
+    """The treatment of the last places if the size is not divisible by the number of replicas."""
 
-    PAD = "pad"  # equal shares: places past the end begin again at place 0
-    DROP = "drop"  # equal shares: the last places are left out
-    UNEVEN = "uneven"  # every place exactly once: some replicas get one sample less
+    PAD = "pad"  # equal shares: places past the end wrap around to place 0
+    DROP = "drop"  # equal shares: the last places are omitted
+    UNEVEN = "uneven"  # every place exactly once: some replicas get one sample fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class ReplicaShard:
 
     @property
     def longest(self) -> int:
-        """The largest number of samples that a replica takes: the steps of the whole group."""
+        """The maximum number of samples of a replica, which is the number of steps of all."""
         left = self.size - self.start
         return left // self.replicas if self.tail is Tail.DROP else -(-left // self.replicas)
 
     @property
     def count(self) -> int:
-        """The number of samples that this replica takes, padding included."""
+        """The number of samples of this replica, including padding."""
         return self.valid if self.tail is Tail.UNEVEN else self.longest
 
     @property
     def valid(self) -> int:
-        """The number of samples without padding: the last ``count - valid`` repeat earlier ones."""
+        """The number of samples of this replica, without padding at the end."""
         left = self.size - self.start
         whole = left // self.replicas
         if self.tail is Tail.DROP:
@@ -73,9 +73,9 @@ class ReplicaShard:
         return (self.start + self.rank + steps * self.replicas) % self.size
 
     def cursor(self, consumed: int) -> int:
-        """Return the epoch's cursor after ``consumed`` steps of every replica, at most longest.
+        """Return the epoch's cursor after ``consumed`` steps of every replica.
 
-        After the last step it is ``size`` (also if the tail was dropped): the epoch is over.
+        After the last step it is ``size``, the end of the epoch, even if the tail was dropped.
         """
         if consumed >= self.longest:
             return self.size
@@ -85,26 +85,26 @@ class ReplicaShard:
 Positions = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
-_ROUNDS = 12  # More than Patarin's bounds ask for: small domains need them to be uniform.
+_ROUNDS = 12  # more than Patarin's bounds require, for uniformity on small domains
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 def mix(words: _Words) -> _Words:
-    """Return SplitMix64's finaliser of each word: a bijection of 64 bits that looks random."""
+    """Return SplitMix64's finaliser of each word, a pseudorandom bijection of 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def uniform(key: int, positions: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return a number in [0, 1) for each of ``positions`` (integers >= 0), chosen by ``key``."""
+    """Return pseudorandom numbers in [0, 1) for ``positions`` (integers >= 0) and ``key``."""
     words = mix(mix(positions.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(key & _MASK)))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def derive(*numbers: int) -> int:
-    """Return one 64-bit key for several integers (of any size and sign, taken modulo 2^64)."""
+    """Return a 64-bit key for several integers (of any size and sign, modulo 2^64)."""
     key = 0
     for number in numbers:
         word = np.array([(key + _GOLDEN + number) & _MASK], np.uint64)
@@ -113,7 +113,7 @@ def derive(*numbers: int) -> int:
 
 
 class Permutation:
-    """A pseudorandom bijection of range(size), chosen by ``key`` (an integer, modulo 2^64).
+    """A pseudorandom bijection of range(size), determined by ``key`` (an integer, modulo 2^64).
 
     Raises ValueError for a size below 1, TypeError unless both are integers.
     """
@@ -121,10 +121,10 @@ class Permutation:
     def __init__(self, size: int, key: int) -> None:
         size, key = to_count(size, "size"), to_whole_number(key, "key")
         self.size = size
-        # Two factors near sqrt(size), at least 2 so that every round can move something.
+        # Two factors near sqrt(size), at least 2 so that every round permutes points.
         self._a = max(math.isqrt(size - 1) + 1, 2)
         self._b = max(-(-size // self._a), 2)
-        # derive(key, i) for each round i, all at once.
+        # derive(key, i) for each round i, vectorised.
         first = np.uint64((derive(key) + _GOLDEN) & _MASK)
         self._keys = list(mix(first + np.arange(_ROUNDS, dtype=np.uint64)))
 
@@ -167,7 +167,7 @@ class Order(Protocol):
 
 
 class Sequence:
-    """The identity: sample i stands at place i."""
+    """The identity order: sample i is at place i."""
 
     def apply(self, positions: npt.NDArray[Any]) -> Positions:
         """Return the places themselves."""
@@ -178,8 +178,8 @@ class Sequence:
 class WeightedDraws:
     """Independent draws with replacement: sample i with probability weights[i] / sum(weights).
 
-    ``cumulative`` are the weights' running sums. ``key`` and the place determine a number between 0
-    and their total; the draw is the first sample whose running sum exceeds it.
+    ``cumulative`` has the running sums of the weights. ``key`` and the place determine a number
+    between 0 and the total; the draw is the first sample whose running sum exceeds it.
     """
 
     cumulative: npt.NDArray[np.float64]
@@ -189,20 +189,20 @@ class WeightedDraws:
         """Return the sample drawn at each place."""
         total = self.cumulative[-1]
         points = uniform(self.key, positions) * total
-        # "right" skips samples of weight 0, whose running sum equals their predecessor's.
+        # "right" skips samples of weight 0, whose running sums equal their predecessors'.
         found = np.searchsorted(self.cumulative, points, side="right")
-        # The product may round up to the total: the last sample with weight takes it.
+        # The product may round up to the total, which belongs to the last sample with weight.
         last = np.searchsorted(self.cumulative, total, side="left")
         return np.minimum(found, last).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class LengthGrouped:
-    """A permutation in which neighbours have similar lengths.
+    """A permutation in which adjacent samples have similar lengths.
 
-    ``permuted`` is cut into windows of ``window`` places, each sorted by length, longest first.
-    So a batch cut from a window needs little padding, and one that does not fit in memory comes
-    early. The samples that share a window are still random.
+    ``permuted`` is cut into windows of ``window`` places, each sorted by length, longest first. So
+    a batch from one window needs little padding, and a batch that is too large for the memory
+    fails early. The samples in a window are still random.
     """
 
     permuted: Permutation
@@ -218,9 +218,9 @@ class LengthGrouped:
             places = np.arange(begin, min(begin + self.window, len(self.permuted)))
             samples = self.permuted.apply(places)
             lengths = self.lengths[samples]
-            # ~ reverses the order of all integers; negation does not where they are unsigned.
-            falling = ~lengths if lengths.dtype.kind in "biu" else -lengths
-            samples = samples[np.argsort(falling, kind="stable")]
+            # ~ reverses the order of all integers, unlike negation of unsigned integers.
+            descending = ~lengths if lengths.dtype.kind in "biu" else -lengths
+            samples = samples[np.argsort(descending, kind="stable")]
             inside = windows == window
             result[inside] = samples[positions[inside] - begin]
         return result

@@ -1,4 +1,4 @@
-"""Samplers with other orders: by weight, and by length."""
+"""Samplers with other orders: weighted draws, and grouping by length."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class WeightedDistributedSampler(DistributedSampler):
 
     Args:
         weights: Finite numbers >= 0, not all 0; one for each sample.
-        num_samples: The number of draws an epoch, over all replicas; by default one per weight.
+        num_samples: The number of draws per epoch, over all replicas; by default one per weight.
         num_replicas: The number of ranks that share the samples; by default the default group's
             size.
         rank: This replica, in [0, num_replicas); by default the default group's rank.
         seed: The draws' seed; equal on all replicas.
-        drop_last: Leave out the last draws instead of repeating the first.
-        mesh: The replicas, instead of two numbers.
+        drop_last: Omit the last draws instead of repeating the first.
+        mesh: The replicas, instead of the two numbers.
 
-    The rest is ``DistributedSampler``'s: shares, epochs, and a state that resumes the same draws on
-    any number of replicas.
+    Shares and epochs are the same as with a ``DistributedSampler``. The state resumes the same
+    draws on any number of replicas.
 
     Raises:
-        ValueError: For other weights or no samples, and where ``DistributedSampler`` does.
+        ValueError: For other weights or no samples, and the errors of ``DistributedSampler``.
         TypeError: For arguments of another type.
     """
 
@@ -51,19 +51,19 @@ class WeightedDistributedSampler(DistributedSampler):
         drop_last: bool = False,
         mesh: GroupLike | None = None,
     ) -> None:
-        given = _numbers(weights, "weights").astype(np.float64)
-        bad = np.argwhere(~(np.isfinite(given) & (given >= 0))).tolist()
-        if given.ndim != 1 or bad or not given.any():
-            which = f", weights{bad[0]} being {given[tuple(bad[0])]}" if bad else ""
+        values = _numbers(weights, "weights").astype(np.float64)
+        bad = np.argwhere(~(np.isfinite(values) & (values >= 0))).tolist()
+        if values.ndim != 1 or bad or not values.any():
+            which = f", weights{bad[0]} being {values[tuple(bad[0])]}" if bad else ""
             raise ValueError(
                 "weights must be a sequence of finite numbers >= 0 that are not all 0, got "
-                f"{given.size} values of shape {list(given.shape)}{which}"
+                f"{values.size} values of shape {list(values.shape)}{which}"
             )
-        self._cumulative = np.cumsum(given)
+        self._cumulative = np.cumsum(values)
         if num_samples is not None:
             num_samples = to_count(num_samples, "num_samples")
         super().__init__(
-            given.size if num_samples is None else num_samples,
+            values.size if num_samples is None else num_samples,
             num_replicas,
             rank,
             shuffle=True,
@@ -84,27 +84,27 @@ class WeightedDistributedSampler(DistributedSampler):
 
 
 class LengthGroupedSampler(DistributedSampler):
-    """Shuffles so that samples of similar length come together, on all replicas alike.
+    """Shuffles samples, but keeps samples of similar length together.
 
     The shuffled order is cut into windows of ``group_size`` places, each sorted by length. So the
     samples of one step, over all replicas, have nearly equal lengths. About 50 times the global
     batch is a good group size. A larger one means less padding; a smaller one, more randomness.
 
     Args:
-        lengths: The length of each sample: any numbers.
+        lengths: The length of each sample, as any numbers.
         group_size: The number of places in a window, at least 1.
         num_replicas: The number of ranks that share the samples; by default the default group's
             size.
         rank: This replica, in [0, num_replicas); by default the default group's rank.
         seed: The permutation's seed; equal on all replicas.
-        drop_last: Leave out the last samples instead of repeating the first.
-        mesh: The replicas, instead of two numbers.
+        drop_last: Omit the last samples instead of repeating the first.
+        mesh: The replicas, instead of the two numbers.
 
-    The rest is ``DistributedSampler``'s.
+    Shares, epochs and state are the same as with a ``DistributedSampler``.
 
     Raises:
-        ValueError: If lengths are not a vector, for a group_size below 1, and where
-            ``DistributedSampler`` does.
+        ValueError: If lengths are not a vector, for a group_size below 1, and the errors of
+            ``DistributedSampler``.
         TypeError: If lengths are not numbers, and for other arguments of the wrong type.
     """
 
@@ -122,7 +122,7 @@ class LengthGroupedSampler(DistributedSampler):
         self._lengths = _numbers(lengths, "lengths")
         if self._lengths.ndim != 1:
             raise ValueError(
-                f"lengths must be one number a sample, got shape {list(self._lengths.shape)}"
+                f"lengths must be one number per sample, got shape {list(self._lengths.shape)}"
             )
         self.group_size: int = to_count(group_size, "group_size")
         super().__init__(
@@ -146,7 +146,7 @@ class LengthGroupedSampler(DistributedSampler):
 
 
 def _numbers(values: Any, name: str) -> npt.NDArray[Any]:
-    """Return ``values`` as an array; raise TypeError, naming ``name``, unless it is of numbers."""
+    """Return ``values`` as an array; raise TypeError, naming ``name``, unless these are numbers."""
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths
@@ -158,7 +158,7 @@ def _numbers(values: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _checksum_of(values: npt.NDArray[Any]) -> str:
-    """Return the CRC-32 of numbers as float64, whatever their dtype, a block at a time."""
+    """Return the CRC-32 of numbers of any dtype, converted to float64 block by block."""
     checksum = 0
     for begin in range(0, len(values), _BLOCK):
         block = np.ascontiguousarray(values[begin : begin + _BLOCK], "<f8")

@@ -1,4 +1,4 @@
-"""Layers split over the ranks of one mesh dimension, and plans by which models are."""
+"""Tensor parallelism: layers split over the ranks of one mesh dimension, by a plan."""
 
 from parallel.tensor_parallel._parallelize import (
     PrepareModuleInput,

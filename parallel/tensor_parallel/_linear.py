@@ -1,10 +1,10 @@
-"""Linear layers whose weight is split over ``mesh["tp"]``: what ``parallelize`` makes of a Linear.
+"""Linear layers whose weight is split over ``mesh["tp"]``, which ``parallelize`` makes.
 
 Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. A column-parallel layer, an element-wise
 activation and a row-parallel layer cost two all-reduces: one forward (in the second layer) and one
-backward (in the first). If the activations around them are split along the sequence, each becomes
-a reduce-scatter, and the other pass has an all-gather: Korthikanti et al., arXiv:2205.05198,
-section 4.2.2.
+backward (in the first). If the activations around them are split along the sequence, each
+all-reduce becomes a reduce-scatter, and the opposite pass has an all-gather: Korthikanti et al.,
+arXiv:2205.05198, section 4.2.2.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class ColumnParallelLinear(Linear):
 
     parts: Parts
     gathered_dim: int | None
-    """The dim along which the input is this rank's part of the sequence; None: it is whole."""
+    """The dim along which the input is split over the ranks; None: the input is whole."""
     gather_output: bool
     reduce_input_grad: bool
-    """True if the gradient of an input that is whole is summed over the ranks.
+    """True if this layer sums the gradient of a whole input over the ranks.
 
-    False if several layers share one prepared input: the sum is then made once, for all of them.
+    False if several layers share one prepared input, whose gradient is then summed only once.
     """
 
     def cut(
         self, parts: Parts, input_layouts: Placement | None, output_layouts: Placement | None
     ) -> None:
-        """Keep this rank's part of a layer that is whole until now; see ``ColwiseParallel``."""
+        """Reduce a whole layer to this rank's part; see ``ColwiseParallel``."""
         self.gathered_dim = sequence_dim(input_layouts, "input_layouts")
         self.gather_output = not features_split(output_layouts, "output_layouts")
         self.reduce_input_grad = True
@@ -49,10 +49,10 @@ class ColumnParallelLinear(Linear):
             parts.cut(parameter, 0)
 
     def forward(self, x: Array) -> Array:
-        """Map (..., in_features) to (..., out_features / size), or whole if gathered.
+        """Map (..., in_features) to (..., out_features / size), or to all features if gathered.
 
-        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
-        one whose dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension. Raises TypeError unless ``x`` is an array, or
+        if its dtype would change the output's from that of the parameters.
         """
         check_input(x, self.weight, self.in_features, type(self).__qualname__)
         self.save_for_backward(x)
@@ -67,8 +67,8 @@ class ColumnParallelLinear(Linear):
         if self.gather_output:
             grad = split(grad, group)
         x, dim = self.saved(), self.gathered_dim
-        # The input is gathered while its gradient is computed, and that is summed while those of
-        # the parameters are.
+        # Overlaps the gather of the input with the computation of its gradient, and the sum of
+        # this gradient with the computation of the parameters' gradients.
         gathered = None if dim is None else start_gather(x, group, dim)
         input_grad = grad @ self.weight.data
         summed = None
@@ -82,18 +82,18 @@ class ColumnParallelLinear(Linear):
 class RowParallelLinear(Linear):
     """A Linear whose input features are split: each rank holds a block of columns of the weight.
 
-    The bias is whole on every rank, and added once.
+    The bias is whole on every rank, and added after the sum.
     """
 
     parts: Parts
     split_input: bool
     scattered_dim: int | None
-    """The dim along which the output is this rank's part of the sequence; None: it is whole."""
+    """The dim along which the output is split over the ranks; None: the output is whole."""
 
     def cut(
         self, parts: Parts, input_layouts: Placement | None, output_layouts: Placement | None
     ) -> None:
-        """Keep this rank's part of a layer that is whole until now; see ``RowwiseParallel``."""
+        """Reduce a whole layer to this rank's part; see ``RowwiseParallel``."""
         self.split_input = not features_split(input_layouts, "input_layouts")
         self.scattered_dim = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
@@ -102,11 +102,11 @@ class RowParallelLinear(Linear):
             parts.cut(self.bias, None)
 
     def forward(self, x: Array) -> Array:
-        """Map (..., in_features / size), or whole if not parallel, to (..., out_features).
+        """Map (..., in_features / size) to (..., out_features); a whole input has all in_features.
 
-        Raises ValueError for another last dimension, or a sequence that the ranks cannot share
-        equally. Raises TypeError unless ``x`` is an array, or if its dtype would change the
-        output's from that of the parameters.
+        Raises ValueError for another last dimension, or a sequence length that is not divisible by
+        the number of ranks. Raises TypeError unless ``x`` is an array, or if its dtype would change
+        the output's from that of the parameters.
         """
         name, group = type(self).__qualname__, self.parts.group
         if self.split_input:

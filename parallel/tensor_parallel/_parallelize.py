@@ -1,4 +1,4 @@
-"""Splitting a model over ranks by a plan of names and styles, and converting activations."""
+"""``parallelize``, which splits a model over ranks by a plan, and conversions of activations."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def _same(x: Array, group: ProcessGroup) -> Array:
 
 
 def _reduced(x: Array, group: ProcessGroup) -> Array:
-    # A copy: a module may return its own argument.
+    # Copied because a module may return its own argument.
     return reduce(namespace(x).array(x, order="C"), group)
 
 
-def _into(given: Placement, wanted: Placement) -> _Crossing:
+def _into(current: Placement, desired: Placement) -> _Crossing:
     """Return the crossing into a region in which each rank computes its part of a layer.
 
     Backward sums the ranks' gradients.
     """
-    match given, wanted:
+    match current, desired:
         case Shard(dim), Replicate():
             return _Crossing(partial(gather, dim=dim), partial(reduce, dim=dim))
         case Replicate(), Replicate():
@@ -52,12 +52,12 @@ def _into(given: Placement, wanted: Placement) -> _Crossing:
         case Replicate(), Shard(dim):
             return _Crossing(partial(split, dim=dim), partial(gather, dim=dim))
         case _:
-            raise _unknown("input", given, wanted, "Shard to Replicate, Replicate to either")
+            raise _unknown("input", current, desired, "Shard to Replicate, Replicate to either")
 
 
-def _out_of(given: Placement, wanted: Placement) -> _Crossing:
-    """Return the crossing out of such a region. Backward sums nothing: gradients are whole."""
-    match given, wanted:
+def _out_of(current: Placement, desired: Placement) -> _Crossing:
+    """Return the crossing out of such a region. Gradients are whole, so backward sums nothing."""
+    match current, desired:
         case Shard(dim), Replicate():
             return _Crossing(partial(gather, dim=dim), partial(split, dim=dim))
         case Replicate(), Shard(dim):
@@ -68,53 +68,53 @@ def _out_of(given: Placement, wanted: Placement) -> _Crossing:
             return _Crossing(partial(reduce, dim=dim), partial(gather, dim=dim))
         case _:
             known = "Shard to Replicate, Replicate to Shard, Partial('sum') to either"
-            raise _unknown("output", given, wanted, known)
+            raise _unknown("output", current, desired, known)
 
 
-def _unknown(what: str, given: object, wanted: object, known: str) -> ValueError:
+def _unknown(what: str, current: object, desired: object, known: str) -> ValueError:
     return ValueError(
-        f"{what}_layouts {given} cannot become desired_{what}_layouts {wanted}; expected {known}"
+        f"{what}_layouts {current} cannot become desired_{what}_layouts {desired}; expected {known}"
     )
 
 
 def _crossings(
-    given: Layouts,
-    wanted: Layouts,
+    current: Layouts,
+    desired: Layouts,
     make: Callable[[Placement, Placement], _Crossing],
     what: str,
 ) -> tuple[_Crossing | None, ...]:
-    first, second = _tuple(given), _tuple(wanted)
+    first, second = _tuple(current), _tuple(desired)
     if len(first) != len(second):
         raise ValueError(
             f"{what}_layouts has {len(first)} entries, desired_{what}_layouts {len(second)};"
             f" expected one in each for every {what}"
         )
-    made: list[_Crossing | None] = []
-    for one, other in zip(first, second, strict=True):
-        for layout in (one, other):
+    crossings: list[_Crossing | None] = []
+    for source, target in zip(first, second, strict=True):
+        for layout in (source, target):
             if layout is not None and not isinstance(layout, Placement):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(
                     f"{what}_layouts must be Shard(dim), Replicate(), Partial() or None, got"
                     f" {describe(layout)}"
                 )
-        if (one is None) != (other is None):
+        if (source is None) != (target is None):
             raise ValueError(
-                f"{what}_layouts {one} and desired_{what}_layouts {other}: expected None in both,"
-                " for what stays as it is, or in neither"
+                f"{what}_layouts {source} and desired_{what}_layouts {target}: expected None in"
+                f" both, for an {what} that does not change, or in neither"
             )
-        made.append(None if one is None or other is None else make(one, other))
-    return tuple(made)
+        crossings.append(None if source is None or target is None else make(source, target))
+    return tuple(crossings)
 
 
 class PreparedModule(Module):
-    """A module with prepared inputs or outputs: it also stays an instance of its own class."""
+    """A module with prepared inputs or outputs; it remains an instance of its own class as well."""
 
     _inputs: tuple[_Crossing | None, ...] = ()
     _outputs: tuple[_Crossing | None, ...] = ()
     _over: ProcessGroup
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Lay out the inputs anew, and what the module makes of them."""
+        """Convert the inputs, call the module, and convert the outputs."""
         inputs = self._crossed("inputs", args, self._inputs, backward=False)
         outputs = super().forward(*inputs, **kwargs)
         return self._crossed("outputs", outputs, self._outputs, backward=False)
@@ -137,16 +137,16 @@ class PreparedModule(Module):
         values = cast(tuple[Any, ...], values)
         if len(values) < len(crossings):
             raise ValueError(
-                f"{type(self).__name__} has {len(values)} {what}, its plan layouts for"
+                f"{type(self).__name__} has {len(values)} {what}, but its plan has layouts for"
                 f" {len(crossings)}"
             )
-        done = [
+        converted = [
             value
             if crossing is None or value is None
             else (crossing.backward if backward else crossing.forward)(value, self._over)
             for value, crossing in zip(values, crossings, strict=False)
         ]
-        return (*done, *values[len(done) :])
+        return (*converted, *values[len(converted) :])
 
 
 @cache
@@ -168,7 +168,7 @@ class _Prepare(ParallelStyle):
     def check(self, module: Module, path: str, parts: Parts) -> None:
         del parts
         if isinstance(module, PreparedModule):
-            raise ValueError(f"{path!r} was prepared by another plan before")
+            raise ValueError(f"{path!r} is prepared by another plan already")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
         del prepared
@@ -178,21 +178,21 @@ class _Prepare(ParallelStyle):
 
 @dataclass(frozen=True)
 class PrepareModuleInput(_Prepare):
-    """Lay out the positional inputs of a module anew, whatever it is, before it runs.
+    """Convert the positional inputs of any module to other layouts.
 
-    It enters a region in which each rank computes a part of the module: gradients come back from
-    the ranks as summands. So several layers in it that share the input, such as the projections of
-    attention, need one gather (forward) and one reduce-scatter (backward) together.
+    The module becomes a region in which each rank computes a part, and backward sums the gradients
+    of the ranks. Several layers in it that share the input, such as the projections of attention,
+    thus need only one gather (forward) and one reduce-scatter (backward).
 
     Args:
         input_layouts: The layouts of the inputs: ``Shard(1)``, this rank's part of the sequence, or
-            ``Replicate()``; a tuple for several, with None for those to leave alone.
+            ``Replicate()``. For several inputs, a tuple, with None for inputs that do not change.
         desired_input_layouts: The layouts that the module needs, likewise. ``Shard(dim)`` to
             ``Replicate()`` costs an all-gather forward and a reduce-scatter backward.
             ``Replicate()`` to ``Replicate()`` costs an all-reduce backward, and to ``Shard(dim)``
             an all-gather backward.
 
-    Raises ValueError for layouts that do not match, TypeError for what is none.
+    Raises ValueError for layouts that do not match, TypeError for objects that are not layouts.
     """
 
     crossed = "_inputs"
@@ -207,12 +207,13 @@ class PrepareModuleInput(_Prepare):
 class PrepareModuleOutput(_Prepare):
     """Convert the outputs of any module to other layouts.
 
-    Here the region ends in which each rank computes its part. The layers after it compute the same
+    This ends the region in which each rank computes its part. Later layers compute the same values
     on all ranks, or work on parts of the sequence.
 
     Args:
         output_layouts: The layouts of the outputs: ``Shard(dim)``, ``Replicate()`` or ``Partial()``
-            (each rank has a summand); a tuple for several, with None for those to leave alone.
+            (each rank has a summand). For several outputs, a tuple, with None for outputs that do
+            not change.
         desired_output_layouts: The layouts to convert to, likewise. ``Shard(dim)`` to
             ``Replicate()`` costs an all-gather forward, and ``Replicate()`` to ``Shard(dim)`` one
             backward. ``Partial()`` to ``Replicate()`` costs an all-reduce forward. ``Partial()`` to
@@ -230,7 +231,7 @@ class PrepareModuleOutput(_Prepare):
 
 
 def prepares_whole_input(styles: Iterable[ParallelStyle]) -> bool:
-    """Return whether one of ``styles`` gives a module its whole input, and sums the gradients."""
+    """Return whether one of ``styles`` makes inputs whole, and sums their gradients."""
     return any(
         isinstance(style, PrepareModuleInput)
         and any(isinstance(x, Replicate) for x in _tuple(style.desired_input_layouts))
@@ -246,12 +247,12 @@ _M = TypeVar("_M", bound=Module)
 
 
 def parallelize(module: _M, mesh: GroupLike | None, plan: Mapping[str, ParallelStyle]) -> _M:
-    """Split ``module`` over the ranks of ``mesh`` as ``plan`` says, and return it.
+    """Split ``module`` over the ranks of ``mesh`` by ``plan``, in place, and return it.
 
-    The modules are changed in place. Each rank keeps its part of the split parameters, under the
-    same names; shared parameters stay shared. All ranks must pass the same samples. Apply it to a
-    whole model with the same values on all ranks, before ``fully_shard`` and
-    ``DistributedDataParallel``, which take the other dims of the mesh::
+    Each rank keeps its part of the split parameters, under the same names; shared parameters remain
+    shared. All ranks must pass the same samples. Apply it to a whole model with the same values on
+    all ranks, before ``fully_shard`` and ``DistributedDataParallel``, which use other dims of the
+    mesh::
 
         parallelize(model, mesh["tp"], {
             "embedding": RowwiseParallel(output_layouts=Shard(1)),
@@ -264,17 +265,16 @@ def parallelize(module: _M, mesh: GroupLike | None, plan: Mapping[str, ParallelS
     Args:
         module: A ``parallel.nn.Module``.
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
-        plan: A style for each name of a module below ``module``; "" is the module itself. The
-            patterns ``*``, ``?`` and ``[...]`` match as in file names, within one part between
-            dots.
+        plan: A style for each name of a module below ``module``; "" is the module itself. ``*``,
+            ``?`` and ``[...]`` match as in file names, within one part between dots.
 
     Returns:
         The ``module``.
 
     Raises:
-        ValueError: For a name that no module has (the error suggests the nearest), or two names
-            that match one module. For a size that the number of ranks does not divide, and for
-            parameters that are split already. Nothing was changed or sent then.
+        ValueError: For a name that no module has (the error suggests similar names), or two names
+            that match one module. Also for a size that is not divisible by the number of ranks, or
+            parameters that are split already. Nothing is changed or sent.
         TypeError: For an argument of the wrong type, or a style that does not support its module.
     """
     check_instance(module, Module, "module")
@@ -303,7 +303,7 @@ def _matched(module: Module, plan: Any) -> dict[str, ParallelStyle]:
 
 
 def _above(path: str) -> Iterable[str]:
-    """Yield the paths of the modules that the one at ``path`` is in, the module itself last."""
+    """Yield the paths of the modules that contain the module at ``path``; the root, "", is last."""
     while path:
         path = path.rpartition(".")[0]
         yield path

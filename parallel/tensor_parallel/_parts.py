@@ -1,10 +1,10 @@
-"""Crossing between whole activations and split ones, and this rank's parts of parameters.
+"""Conversions between whole and split activations, and this rank's parts of parameters.
 
-The crossings are the operators f and g of Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
-section 3: f is the identity forward and an all-reduce backward, g the reverse. With sequences
+The conversions are the operators f and g of Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
+section 3: f is the identity forward and an all-reduce backward, g the reverse. If sequences are
 split, they gather and reduce-scatter instead: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
-Parts are equal, by group rank, along ``dim`` (by default the last). ``reduce`` works in place and
-owns its array. The layouts of activations before and after a module are torch's placements.
+Parts have equal sizes along ``dim`` (by default the last), in the order of group ranks. The layouts
+of activations before and after a module are torch's placements.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from parallel.nn._parameter import GlobalPart, Parameter, kept_part
 Placement = Shard | Replicate | Partial
 
 Pending = Callable[[], Array]
-"""Waits for what was started, and returns the array."""
+"""A function that waits for a collective and returns its result."""
 
 
 def reduce(x: Array, group: ProcessGroup, dim: int | None = None) -> Array:
-    """Sum ``x`` over the group: every rank gets its part along ``dim``; None: all of it, in place
-    (``x`` must be contiguous), the same bits on each.
+    """Return this rank's part along ``dim`` of the sum of ``x`` over the group.
+
+    With None, return the whole sum, bitwise equal on all ranks, in place of ``x``, which must be
+    contiguous.
     """
     return start_reduce(x, group, dim, async_op=False)()
 
@@ -34,9 +36,9 @@ def reduce(x: Array, group: ProcessGroup, dim: int | None = None) -> Array:
 def start_reduce(
     x: Array, group: ProcessGroup, dim: int | None = None, *, async_op: bool = True
 ) -> Pending:
-    """Begin ``reduce``, so that the caller can compute until it waits; ``x`` must not change.
+    """Start ``reduce``, to overlap it with computation; ``x`` must not change meanwhile.
 
-    Without ``async_op`` all of it is done at once, in the caller's thread.
+    Without ``async_op``, the collective runs now, in the caller's thread.
     """
     if group.size() == 1:
         return lambda: x
@@ -60,19 +62,19 @@ def start_reduce(
 
 
 def gather(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
-    """Return the ranks' ``x`` side by side along ``dim``, the same on every rank."""
+    """Concatenate the ranks' ``x`` along ``dim``; the result is the same on every rank."""
     return start_gather(x, group, dim, async_op=False)()
 
 
 def split(x: Array, group: ProcessGroup, dim: int = -1) -> Array:
-    """Return this rank's part of ``x`` along ``dim``, contiguous."""
+    """Return this rank's part of ``x`` along ``dim``, as a contiguous array."""
     if group.size() == 1:
         return x
     return namespace(x).ascontiguousarray(own_part(x, group, dim))
 
 
 def own_part(x: Array, group: ProcessGroup, dim: int) -> Array:
-    """Return this rank's part of ``x`` along ``dim``, a view."""
+    """Return this rank's part of ``x`` along ``dim``, as a view."""
     width = part_of_dim(x, group, dim)
     begin = group.rank() * width
     index = [slice(None)] * x.ndim
@@ -81,18 +83,18 @@ def own_part(x: Array, group: ProcessGroup, dim: int) -> Array:
 
 
 def part_of_dim(x: Array, group: ProcessGroup, dim: int) -> int:
-    """Return how much of dim ``dim`` of ``x`` is a rank's; raise ValueError if that is not whole.
+    """Return the size of a rank's part of ``x`` along ``dim``.
 
-    The error has both numbers; one for a dim that is not there has the shape.
+    Raises ValueError if ``x`` has no such dim, or it is not divisible by the number of ranks.
     """
     if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to be split")
+        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to split")
     which = "last dim" if dim % x.ndim == x.ndim - 1 else f"dim {dim}"
     return part_size(x.shape[dim], group, f"the {which} of an activation of shape {list(x.shape)}")
 
 
 def part_size(total: int, group: ProcessGroup, what: str) -> int:
-    """Return ``total / size``; raise ValueError with both numbers when it is not whole."""
+    """Return ``total`` / size; raise ValueError, naming ``what``, if it is not an integer."""
     width, rest = divmod(total, group.size())
     if rest:
         raise ValueError(
@@ -102,13 +104,13 @@ def part_size(total: int, group: ProcessGroup, what: str) -> int:
 
 
 def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool = True) -> Pending:
-    """Begin ``gather`` and let the caller compute meanwhile, as ``start_reduce`` does."""
+    """Start ``gather``, to overlap it with computation, like ``start_reduce``."""
     size = group.size()
     if size == 1:
         return lambda: x
     xp = namespace(x)
     if not -x.ndim <= dim < x.ndim:
-        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to be gathered")
+        raise ValueError(f"an activation of shape {list(x.shape)} has no dim {dim} to gather")
     parts = xp.empty((size, *x.shape), dtype=x.dtype)
     source = xp.ascontiguousarray(x)
     work = group.all_gather_into_tensor(parts, source, async_op=async_op)
@@ -124,10 +126,9 @@ def start_gather(x: Array, group: ProcessGroup, dim: int = -1, *, async_op: bool
 
 
 def sequence_dim(layout: object, name: str) -> int | None:
-    """Return the dim that ``layout``, called ``name``, is split along; None if it is whole, as it
-    is where nothing is said (None).
+    """Return the dim of a ``Shard``, or None if ``layout`` is ``Replicate`` or None.
 
-    Raises TypeError for a value that is neither ``Shard`` nor ``Replicate``.
+    Raises TypeError, naming ``name``, for any other value.
     """
     if isinstance(layout, Shard):
         return layout.dim
@@ -137,22 +138,21 @@ def sequence_dim(layout: object, name: str) -> int | None:
 
 
 def features_split(layout: object, name: str) -> bool:
-    """Return whether ``layout``, called ``name``, has features split (None), or is whole.
+    """Return True if ``layout`` has split features (None), False if it is ``Replicate``.
 
-    Raises TypeError for a value that is neither None nor ``Replicate``.
+    Raises TypeError, naming ``name``, for another value.
     """
     if layout is not None and not isinstance(layout, Replicate):
         raise TypeError(
-            f"{name} must be Replicate() or None, for features that are split, got"
-            f" {describe(layout)}"
+            f"{name} must be Replicate(), or None for split features, got {describe(layout)}"
         )
     return layout is None
 
 
 class Parts:
-    """Cuts parameters into the parts of the ranks of ``mesh``, and records the split in them.
+    """The split of a model's parameters over the ranks of ``mesh``.
 
-    Raises TypeError for a value that is not a set of ranks, ValueError for one without this rank.
+    Raises TypeError for a value that is not a set of ranks, ValueError if it lacks this rank.
     """
 
     def __init__(self, mesh: GroupLike | None) -> None:
@@ -161,30 +161,31 @@ class Parts:
         self._dims: dict[Parameter, int | None] = {}
 
     def check(self, parameter: Parameter, dim: int | None, size: int, what: str) -> None:
-        """Raise ValueError where ``cut`` would: see there. ``size``, called ``what``, is divided.
+        """Raise ValueError if ``parameter`` cannot be cut along ``dim``.
 
-        One that modules share may be cut once more along the same dim: nothing is done then.
+        ``size``, which the message calls ``what``, must be divisible by the number of ranks.
         """
         if dim is not None:
             part_size(size, self.group, what)
         if kept_part(parameter) is not None:
             raise ValueError(
-                f"{what} belongs to a parameter that fully_shard keeps as parts; expected one that"
-                " is whole: parallelize first, fully_shard then"
+                f"{what} belongs to a parameter that fully_shard has split; expected parallelize"
+                " first, then fully_shard"
             )
         if parameter.global_part is not None and parameter not in self._dims:
             raise ValueError(f"{what} belongs to a parameter that is split already")
 
     def cut(self, parameter: Parameter, dim: int | None) -> None:
-        """Keep this rank's part along ``dim``, a copy; None: all of it, the same on all ranks.
+        """Replace the parameter's array by a copy of this rank's part along ``dim``.
 
-        Raises ValueError for a parameter that modules share, and that was cut along another dim.
+        None: keep the whole array, the same on all ranks. A parameter that modules share is cut
+        only once; raises ValueError if it was cut along another dim.
         """
         if parameter in self._dims:
             if self._dims[parameter] != dim:
                 raise ValueError(
-                    f"modules share {parameter!r}: one has it split along dim"
-                    f" {self._dims[parameter]}, another along dim {dim}; expected the same"
+                    f"modules share {parameter!r}: one splits it along dim"
+                    f" {self._dims[parameter]}, another along dim {dim}; expected the same dim"
                 )
             return
         self._dims[parameter] = dim
@@ -193,7 +194,7 @@ class Parts:
             parameter.set_grad_home(None)
             parameter.grad = None
             parameter.data = own_part(parameter.data, self.group, dim).copy()
-        if self.mesh is not None:  # a group has no dims that could be named
+        if self.mesh is not None:  # a Sharding needs the dims of a mesh
             dims = [] if dim is None else [*[()] * dim, tuple(range(self.mesh.ndim))]
             sharding = Sharding.of_positions(self.mesh, dims)
             parameter.global_part = GlobalPart(sharding, shape)

@@ -1,4 +1,4 @@
-"""The styles that a plan of ``parallelize`` names: each splits one module."""
+"""The styles in a plan of ``parallelize``, each of which splits one module."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from parallel.tensor_parallel._vocab import VocabParallelEmbedding
 
 
 class ParallelStyle(ABC):
-    """The way in which ``parallelize`` splits one module over the ranks."""
+    """A way to split one module over the ranks."""
 
     @abstractmethod
     def check(self, module: Module, path: str, parts: Parts) -> None:
-        """Raise for a ``module``, at ``path``, that cannot be split over the ranks of ``parts``.
+        """Raise if the ``module`` at ``path`` cannot be split over the ranks of ``parts``.
 
-        Nothing is changed, and nothing sent: TypeError for a module of another type, ValueError for
-        sizes that do not divide.
+        Raises TypeError for a module of another type, ValueError for sizes that are not divisible
+        by the number of ranks. Changes and sends nothing.
         """
 
     @abstractmethod
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Change ``module``, whole until now, which was checked.
+        """Split ``module``, which has passed ``check``.
 
-        ``prepared``: a module that it is in has its input prepared by the plan.
+        ``prepared`` is True if the plan prepares the input of a module that contains it.
         """
 
 
 @dataclass(frozen=True)
 class ColwiseParallel(ParallelStyle):
-    """Split the output features of a ``Linear``, and its bias: rank i has the i-th block of them.
+    """Split the output features and the bias of a ``Linear``: rank i has the i-th block.
 
     Args:
-        input_layouts: ``Replicate()``, the whole input on every rank, or ``Shard(1)``: this rank's
-            part of the sequence, dim 1. None: as a ``PrepareModuleInput`` of the same plan left it,
-            for a module that this one is in: whole, its gradient being summed there; if there is
-                none, ``Replicate()``.
-        output_layouts: None: the features are split (torch's ``Shard(-1)``); ``Replicate()``: the
-            whole output on every rank.
+        input_layouts: ``Replicate()``: the whole input on every rank. ``Shard(1)``: this rank's
+            part of the sequence, dim 1. None: a ``PrepareModuleInput`` of the same plan, for a
+            module that contains this one, makes the input whole and sums its gradient; without
+            one, the same as ``Replicate()``.
+        output_layouts: None: split features (torch's ``Shard(-1)``). ``Replicate()``: the whole
+            output on every rank.
 
     Raises TypeError for other layouts.
     """
@@ -61,9 +61,9 @@ class ColwiseParallel(ParallelStyle):
             parts.check(parameter, 0, module.out_features, f"out_features of {path!r}")
 
     def apply(self, module: Module, parts: Parts, prepared: bool) -> None:
-        """Make ``module`` a ``ColumnParallelLinear`` that keeps this rank's part, by ``parts``.
+        """Make ``module`` a ``ColumnParallelLinear`` with this rank's part.
 
-        ``prepared``: whether the input's gradient is summed where the input was prepared.
+        ``prepared`` is True if a containing module sums the gradient of the input.
         """
         module.__class__ = ColumnParallelLinear
         layer = cast(ColumnParallelLinear, module)
@@ -75,14 +75,14 @@ class ColwiseParallel(ParallelStyle):
 class RowwiseParallel(ParallelStyle):
     """Split the input features of a ``Linear``, or the rows of an ``Embedding``.
 
-    The bias of a ``Linear`` is whole on every rank, and added once.
+    The bias of a ``Linear`` is whole on every rank, and added after the sum.
 
     Args:
-        input_layouts: None: the features are split (torch's ``Shard(-1)``), as ``ColwiseParallel``
-            leaves them; ``Replicate()``: the whole input on every rank. The indices of an embedding
-            are always whole.
-        output_layouts: ``Replicate()``: the whole output on every rank, or ``Shard(1)``: this
-            rank's part of the sequence, dim 1. None: ``Replicate()``.
+        input_layouts: None: split features (torch's ``Shard(-1)``), like the output of
+            ``ColwiseParallel``. ``Replicate()``: the whole input on every rank. The indices of an
+            embedding are always whole.
+        output_layouts: ``Replicate()`` or None: the whole output on every rank. ``Shard(1)``: this
+            rank's part of the sequence, dim 1.
 
     Raises TypeError for other layouts.
     """
@@ -116,10 +116,10 @@ class RowwiseParallel(ParallelStyle):
 
 @dataclass(frozen=True)
 class SequenceParallel(ParallelStyle):
-    """Compute with this rank's part of each sequence: for norms and other position-wise modules.
+    """Compute with this rank's part of each sequence, in norms and other position-wise modules.
 
-    Input and output are parts of the sequence. The parameters stay whole, and each contribution to
-    their gradients is summed over the ranks: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
+    Input and output are parts of the sequence. Parameters remain whole, and their gradients are
+    summed over the ranks: Korthikanti et al., arXiv:2205.05198, section 4.2.2.
     """
 
     def check(self, module: Module, path: str, parts: Parts) -> None:
@@ -133,12 +133,11 @@ class SequenceParallel(ParallelStyle):
         for parameter in module.parameters():
             parts.cut(parameter, None)
             if parts.group.size() > 1:
-                # The parameter is whole, and each rank computes with a part of each sequence.
                 parameter.on_contribution = parts.sum
 
 
 def wrong_type(style: ParallelStyle, module: Module, path: str, expected: str) -> TypeError:
-    """Return the error for a ``module``, at ``path``, that ``style`` cannot split."""
+    """Return the error for a ``module`` at ``path`` that ``style`` cannot split."""
     return TypeError(
         f"{type(style).__name__} splits {expected}; {path!r} is of type {type(module).__name__}"
     )

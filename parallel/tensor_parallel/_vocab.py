@@ -19,17 +19,17 @@ from parallel.tensor_parallel._parts import (
 class VocabParallelEmbedding(Embedding):
     """An Embedding split by rows: each rank holds the vectors of a block of indices.
 
-    Each rank looks up the indices of its block, takes zeros for the others, and the ranks' vectors
-    are added: Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. ``parallelize`` converts
-    an ``Embedding`` into one.
+    Each rank looks up the indices of its block, uses zeros for the others, and the ranks' vectors
+    are added: Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3. ``parallelize`` makes
+    one from an ``Embedding``.
     """
 
     parts: Parts
     scattered_dim: int | None
-    """The dim along which the output is this rank's part of the sequence; None for the whole."""
+    """The dim along which the output is split over the ranks; None: the output is whole."""
 
     def cut(self, parts: Parts, output_layouts: Placement | None) -> None:
-        """Keep only this rank's rows of a whole table; see ``RowwiseParallel``."""
+        """Reduce a whole table to this rank's rows; see ``RowwiseParallel``."""
         self.scattered_dim = sequence_dim(output_layouts, "output_layouts")
         self.parts = parts
         parts.cut(self.weight, 0)
@@ -42,8 +42,8 @@ class VocabParallelEmbedding(Embedding):
     def forward(self, indices: Array) -> Array:
         """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).
 
-        Raises IndexError for an index out of range, TypeError for anything but integers, ValueError
-        for a sequence that is not divisible by the ranks.
+        Raises IndexError for an index out of range, TypeError for other dtypes than integers,
+        ValueError for a sequence length that is not divisible by the number of ranks.
         """
         self.check(indices)
         rows, group = self.weight.shape[0], self.parts.group
@@ -58,7 +58,7 @@ class VocabParallelEmbedding(Embedding):
         return reduce(y, group, self.scattered_dim)
 
     def backward(self, grad: Array) -> None:
-        """Add each vector's gradient to its row. Indices have no gradient: returns None."""
+        """Add each vector's gradient to its row. Returns None, because indices have no gradient."""
         own, local = self.saved()
         if self.scattered_dim is not None:
             grad = gather(grad, self.parts.group, self.scattered_dim)
@@ -67,21 +67,22 @@ class VocabParallelEmbedding(Embedding):
 
 
 class VocabParallelCrossEntropyLoss(CrossEntropyLoss):
-    """The cross-entropy of logits (..., classes / size): rank i has the i-th block of classes.
+    """The cross-entropy of logits (..., classes / size); rank i has the i-th block of classes.
 
-    Targets, in [0, classes), are the same on all ranks. The logits are the outputs of a layer under
-    ``ColwiseParallel``; they are never gathered. Forward makes two all-reduces. The first has one
-    number a sample, the largest logit. The second has the sum of exponentials, the target's logit
-    and, with label smoothing, a third number. Every rank gets the same loss, and backward makes no
-    call. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
+    Targets, in [0, classes), are the same on all ranks. The logits are the outputs of a
+    ``ColwiseParallel`` layer; they are never gathered. Forward makes two all-reduces. The first has
+    one number per sample, the largest logit. The second has the sum of exponentials, the target's
+    logit and, with label smoothing, a third number. Every rank gets the same loss, and backward
+    does not communicate. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
 
     Args:
         mesh: The ranks: ``mesh["tp"]``, a process group, or None for the default group.
         reduction: "mean" over the samples, or their "sum".
-        label_smoothing: The share of the target that is spread over all classes.
+        label_smoothing: The fraction of the target that is spread over all classes.
 
     Raises:
-        ValueError: For another reduction, a share outside [0, 1], or ranks without this one.
+        ValueError: For another reduction, a label_smoothing outside [0, 1], or if this rank is not
+            in ``mesh``.
         TypeError: For arguments of another type.
     """
 

@@ -17,8 +17,8 @@ from parallel.join._context import FunctionsHook, Join, Joinable, JoinHook
 from parallel.nn._parameter import Parameter, kept_part
 from parallel.optim._optimizer import Optimizer, ParamGroup
 from parallel.zero._shards import (
-    Keepers,
     Shards,
+    StateLayouts,
     assign_owners,
     check_group_rank,
     collected,
@@ -29,33 +29,33 @@ from parallel.zero._shards import (
 
 
 class ZeroRedundancyOptimizer(Optimizer, Joinable):
-    """An optimizer whose states are spread over the replicas: each rank has 1/N of them.
+    """An optimizer whose states are sharded over the replicas: each rank has 1/N of them.
 
         optimizer = ZeroRedundancyOptimizer(model.parameters(), optim.AdamW, mesh["dp"], lr=1e-3)
 
-    Each parameter is owned by one rank, which keeps its state and updates it in ``step``; then the
-    ranks exchange what they updated, one all-gather for each dtype. Parameters are not split, so
-    shares are as even as their sizes allow. The parameters come out as with ``optimizer_class``
-    itself, bit for bit, as long as that treats each parameter by itself (clip by a global norm
-    before ``step``).
+    Each parameter has one owner, a rank that stores its state and updates it in ``step``. Then the
+    ranks exchange the updated parameters, by one all-gather for each dtype. Parameters are not
+    split, so the shares are only as even as the parameters' sizes allow. ``optimizer_class`` alone
+    computes bitwise equal results, if it updates each parameter independently (clip by a global
+    norm before ``step``).
 
-    For pytrees and optax there is ``ZeroRedundancyOptax``.
+    For pytrees and optax, use ``ZeroRedundancyOptax``.
 
-    In a ``Join`` with the model, ranks that are out of inputs go on updating what they own.
+    In a ``Join`` with the model, ranks that are out of inputs continue to update their parameters.
 
     Args:
         params: Parameters, or groups of them as dicts; the same on all ranks, in the same order.
         optimizer_class: Called with this rank's parameters and ``defaults``.
         process_group: The replicas: ``mesh["dp"]``, a group, or None for the default group.
-        parameters_as_bucket_view: Move the parameters' arrays into one flat array for each dtype:
-            the exchange then needs neither copies nor memory.
+        parameters_as_bucket_view: Move the parameters' arrays into one flat array for each dtype,
+            so that the exchange needs no copies and no additional memory.
         defaults: Options of ``optimizer_class``.
 
     Raises:
-        ValueError: On every rank, when the ranks' parameters differ, naming the first that does;
-            for no parameters; and what ``optimizer_class`` raises for its options.
-        TypeError: For an ``optimizer_class`` that makes no ``Optimizer``, or arguments of another
-            type.
+        ValueError: On every rank, when the ranks' parameters differ (naming the first difference),
+            without parameters, and for options that ``optimizer_class`` rejects.
+        TypeError: If ``optimizer_class`` does not make an ``Optimizer``, or for arguments of
+            another type.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     ) -> None:
         self._group = resolve(process_group, "process_group")
         self._as_views = parameters_as_bucket_view
-        self._keepers = Keepers(self._group, process_group, self.owner)
+        self._layouts = StateLayouts(self._group, process_group, self.owner)
         self._owners: dict[Parameter, int] = {}
         self._loads = [0] * self._group.size()
         self._shards: list[Shards] = []
@@ -87,12 +87,12 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         self._inner = optimizer_class([self._share(g) for g in self.param_groups], **defaults)
 
     def add_param_group(self, group: ParamGroup) -> None:
-        """Add parameters with options of their own; called by all ranks.
+        """Add parameters with their own options. All ranks must call.
 
-        Raises the errors of ``Optimizer``, and ValueError where the ranks' parameters differ.
+        Raises the errors of ``Optimizer``, and ValueError if the ranks' parameters differ.
         """
-        inside = self._inner is None  # the constructor tells itself what is wrong
-        with raise_on_all_ranks(None if inside else self._group):
+        constructing = self._inner is None  # the constructor raises errors on all ranks itself
+        with raise_on_all_ranks(None if constructing else self._group):
             super().add_param_group(group)
         if self._inner is not None:
             self._own(self.param_groups[-1:])
@@ -104,17 +104,17 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             f"parameter {number} {written(parameter.data)}"
             for number, parameter in enumerate(parameters, len(self._owners))
         ]
-        in_parts = [p for p in parameters if kept_part(p) is not None]
+        sharded = [p for p in parameters if kept_part(p) is not None]
         check_same(
             ValueError(
-                f"{in_parts[0]!r} is kept in parts by fully_shard, and so are its states with any"
+                f"{sharded[0]!r} is split by fully_shard, and so are its states with any"
                 " optimizer; expected whole parameters"
             )
-            if in_parts
+            if sharded
             else lines,
             self._group,
         )
-        # Of whole arrays, where a layer has split them: in other slices the owners are the same.
+        # Uses the sizes of global arrays, so that the owners are the same in other mesh slices.
         owners = assign_owners([whole_nbytes(p) for p in parameters], self._loads)
         self._owners.update(zip(parameters, owners, strict=True))
         self._shards = shards_by_placement(self._owners, self._group, as_views=self._as_views)
@@ -124,9 +124,9 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return {**group, "params": [p for p in group["params"] if self._owners[p] == me]}
 
     def owner(self, parameter: Parameter) -> int:
-        """Return the group rank that updates ``parameter`` and keeps its state.
+        """Return the group rank that updates ``parameter`` and stores its state.
 
-        Raises KeyError for one that the optimizer does not have.
+        Raises KeyError for a parameter that the optimizer does not have.
         """
         if parameter not in self._owners:
             raise KeyError(f"the optimizer does not have the parameter {describe(parameter)}")
@@ -139,7 +139,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._inner
 
     def step(self) -> None:
-        """Update this rank's parameters, and exchange. A collective."""
+        """Update this rank's parameters, and exchange the results. A collective."""
         with Join.notify_join_context(self):
             self._step()
 
@@ -153,16 +153,16 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             shards.exchange()
 
     def update(self, parameter: Parameter, group: ParamGroup) -> None:
-        """Not possible: raises TypeError. The ranks exchange parameters in ``step``."""
+        """Raise TypeError: use ``step``, in which the ranks exchange parameters."""
         raise TypeError("ZeroRedundancyOptimizer updates its parameters together: call step()")
 
     # ------------------------------------------------------------------ state
 
     def consolidate_state_dict(self, to: int | None = 0) -> None:
-        """Collect the whole state on group rank ``to`` (None: on all), for ``state_dict``.
+        """Collect the whole state on group rank ``to`` (None: on all ranks), for ``state_dict``.
 
-        A collective. The state is valid until the next step. Raises ValueError for a rank that is
-        not in the group, and TypeError unless it is an integer.
+        A collective. The state is valid until the next step. Raises ValueError if ``to`` is not in
+        the group, and TypeError unless it is an integer.
         """
         check_group_rank(to, self._group)
         parts = collected(self._own_state(), self._group, to)
@@ -171,23 +171,23 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
             self._consolidated = self._with_all(parts[0], state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state as ``optimizer_class`` alone would, after it was consolidated.
+        """Return the consolidated state, which has the format of ``optimizer_class``.
 
-        It can be loaded by any number of ranks, and by an ``optimizer_class`` without sharding.
-        Raises RuntimeError where ``consolidate_state_dict`` has not brought the state.
+        Any number of ranks can load it, and so can ``optimizer_class`` itself. Raises RuntimeError
+        on ranks to which ``consolidate_state_dict`` has not brought the state.
         """
         if self._consolidated is None:
             raise RuntimeError(
-                f"the optimizer's state is spread over the {self._group.size()} ranks of "
-                f"{self._group}: call consolidate_state_dict(to=...) on all of them since the last "
-                "step, then state_dict() on the rank that it was brought to"
+                f"the optimizer's state is sharded over the {self._group.size()} ranks of "
+                f"{self._group}: call consolidate_state_dict(to=...) on all of them after the last "
+                "step, then state_dict() on the rank `to`"
             )
         return self._consolidated
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over this rank's part of a whole state. Raises the errors of ``optimizer_class``.
+        """Load this rank's part of a whole state. Raises the errors of ``optimizer_class``.
 
-        Where it has DArrays, in whatever sharding, all ranks call.
+        The state may have DArrays in any sharding; then all ranks must call.
         """
         self.check_state(state)
         self._consolidated = None
@@ -195,54 +195,55 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         inner, numbers, parameters = self.local_optimizer, self._numbers(), self.parameters()
         local = {number: i for i, number in enumerate(self._own_numbers())}
         groups: list[ParamGroup] = []
-        for whole, mine in zip(state["param_groups"], inner.param_groups, strict=True):
-            chosen = [local[numbers[parameter]] for parameter in mine["params"]]
-            groups.append({**whole, "params": chosen})
+        for whole, own in zip(state["param_groups"], inner.param_groups, strict=True):
+            own_numbers = [local[numbers[parameter]] for parameter in own["params"]]
+            groups.append({**whole, "params": own_numbers})
         parts: dict[int, dict[str, Any]] = {}
         for number, values in state["state"].items():
-            mine = self._keepers.take(parameters[number], values)
+            part = self._layouts.from_global(parameters[number], values)
             if number in local:
-                parts[local[number]] = mine
+                parts[local[number]] = part
         inner.load_state_dict({**state, "state": parts, "param_groups": groups})
 
     def global_state_dict(self) -> dict[str, Any]:
-        """Return the whole state with DArrays, each on the ranks that keep it. A collective.
+        """Return the whole state with DArrays, each on the ranks that own it. A collective.
 
-        For checkpoints: the ranks tell each other what there is, and no array moves. It is the same
-        tree on all ranks, and loads into any number of ranks, and into an ``optimizer_class``
-        without sharding. With layers that are split over another dim of the mesh,
-        ``process_group`` must have been a slice of it, such as ``mesh["dp"]``.
+        Use it for checkpoints: the ranks exchange only descriptions of their arrays. The tree is
+        the same on all ranks. Any number of ranks can load it, and so can ``optimizer_class``
+        itself. If layers are split over another dim of the mesh, ``process_group`` must be a slice
+        of that mesh, such as ``mesh["dp"]``.
         """
-        mine, parameters = self._own_state(), self.parameters()
-        kept = mine["state"]
-        own = {number: described(values) for number, values in kept.items()}
+        part, parameters = self._own_state(), self.parameters()
+        own = part["state"]
+        descriptions = {number: described(values) for number, values in own.items()}
         state = {
-            number: self._keepers.give(parameters[number], values, kept.get(number))
-            for theirs in gathered(own, self._group)
-            for number, values in theirs.items()
+            number: self._layouts.as_global(parameters[number], values, own.get(number))
+            for of_rank in gathered(descriptions, self._group)
+            for number, values in of_rank.items()
         }
-        return self._with_all(mine, state)
+        return self._with_all(part, state)
 
     def state_sharding(self, parameter: Parameter, shape: Sequence[int]) -> Sharding:
-        """Return how a state of ``parameter`` lies that has ``shape`` as a global array.
+        """Return the sharding of a state of ``parameter`` whose global array has ``shape``.
 
-        So ``load_state_dict`` need not move it. Raises KeyError as ``owner`` does.
+        ``load_state_dict`` does not move states that have this sharding. Raises KeyError for a
+        parameter that the optimizer does not have.
         """
         self.owner(parameter)
-        return self._keepers.sharding(parameter, tuple(shape))
+        return self._layouts.sharding(parameter, tuple(shape))
 
     def _own_numbers(self) -> list[int]:
         numbers = self._numbers()
         return [numbers[parameter] for parameter in self.local_optimizer.parameters()]
 
     def _own_state(self) -> dict[str, Any]:
-        """Return the state of this rank's parameters, by their numbers among all."""
+        """Return the state of this rank's parameters, by their numbers among all parameters."""
         inner, numbers = self.local_optimizer, self._numbers()
         state = {numbers[parameter]: values for parameter, values in inner.state.items()}
         return {**inner.state_dict(), "state": state}
 
     def _with_all(self, part: dict[str, Any], state: dict[int, Any]) -> dict[str, Any]:
-        """Return ``part``, a rank's state, with the ``state`` and groups of all parameters."""
+        """Return a rank's state, with ``state`` and groups replaced by those of all parameters."""
         groups = super().state_dict()["param_groups"]
         return {**part, "state": dict(sorted(state.items())), "param_groups": groups}
 
@@ -254,7 +255,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
         return self._group
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """Return the hook that takes part in the others' steps."""
+        """Return the hook that participates in the other ranks' steps."""
         return FunctionsHook(lambda phase: self._step())
 
     def phase_name(self, phase: int) -> str:

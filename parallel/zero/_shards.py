@@ -1,4 +1,4 @@
-"""The owner of each parameter, which keeps its states, and the exchange of updated parameters."""
+"""The owners of parameters and their states, and the exchange of updated parameters."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from parallel.nn._parameter import Parameter
 
 @dataclass(frozen=True)
 class Described:
-    """An array that another rank has."""
+    """The shape and dtype of an array on another rank."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
 
 def described(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a parameter's states with ``Described`` in the place of arrays."""
+    """Return a parameter's states with ``Described`` in place of arrays."""
     return {
         name: Described(tuple(value.shape), np.dtype(value.dtype)) if _is_array(value) else value
         for name, value in values.items()
@@ -37,18 +37,18 @@ def described(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_nbytes(parameter: Parameter) -> int:
-    """Return the bytes of a parameter, or of the global array that it is a part of."""
+    """Return the number of bytes of a parameter, or of the global array that it is a part of."""
     if parameter.global_part is None:
         return parameter.data.nbytes
     return prod(parameter.global_part.shape) * parameter.data.dtype.itemsize
 
 
-class Keepers:
-    """The owners of parameters, in all slices of the mesh that ``ranks`` is a slice of.
+class StateLayouts:
+    """The shardings of optimizer states over all slices of the mesh of ``ranks``.
 
-    ``group`` is that of ``ranks``; ``owner`` returns the group rank of a parameter's owner. Those
-    at the same place in other slices own the same parameter there: the same part of it, or, where a
-    layer has split it (tensor parallel), another one.
+    ``group`` is the group of ``ranks``; ``owner`` returns the group rank of a parameter's owner.
+    The ranks at the same position in other slices own the parameter there: the same values, or
+    another part if a layer has split it (tensor parallel).
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class Keepers:
             self._slices = ranks.slices().reshape(ranks.slice_count, -1)
         else:
             self._slices = np.array([group.ranks])
-        self._made = cache(self._make)
+        self._cached = cache(self._make)
 
     def sharding(self, parameter: Parameter, shape: tuple[int, ...]) -> Sharding:
-        """Return how a state of ``parameter`` lies that has ``shape`` as a global array."""
+        """Return the sharding of a state of ``parameter`` whose global array has ``shape``."""
         part = parameter.global_part
         split = part.sharding if part is not None and part.shape == shape else None
         own_device = "cpu" if isinstance(parameter.data, np.ndarray) else "cuda"
-        return self._made(self._owner(parameter), split, self._device or own_device)
+        return self._cached(self._owner(parameter), split, self._device or own_device)
 
     def _make(self, owner: int, split: Sharding | None, device: str) -> Sharding:
-        keepers = self._slices[:, owner]
+        owners = self._slices[:, owner]
         if split is None:
-            return Sharding(DeviceMesh(device, keepers))
-        # The slices of the layer's mesh that have keepers alone: copies of each other.
+            return Sharding(DeviceMesh(device, owners))
+        # The slices of the layer's mesh that consist of owners are copies of each other.
         rows = split.mesh.slices()
-        inside = np.isin(rows, keepers).reshape(len(rows), -1).all(axis=1)
-        if np.count_nonzero(inside) * split.mesh.size() != keepers.size:
+        inside = np.isin(rows, owners).reshape(len(rows), -1).all(axis=1)
+        if np.count_nonzero(inside) * split.mesh.size() != owners.size:
             raise ValueError(
-                f"a parameter lies as {split}, whose ranks {rows.tolist()} are not those of its"
-                f" owners, {keepers.tolist()}; expected a process_group that is a slice of the same"
+                f"a parameter has the sharding {split}, whose ranks {rows.tolist()} are not its"
+                f" owners, {owners.tolist()}; expected a process_group that is a slice of the same"
                 " mesh, such as mesh['dp']"
             )
         names = split.mesh.mesh_dim_names
@@ -95,28 +95,28 @@ class Keepers:
         dims = [tuple(i + 1 for i in dim) for dim in split.dims]
         return Sharding.of_positions(mesh, dims)
 
-    def give(
-        self, parameter: Parameter, known: Mapping[str, Any], mine: Mapping[str, Any] | None
+    def as_global(
+        self, parameter: Parameter, described: Mapping[str, Any], own: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Return a parameter's states as global arrays; ``mine`` are those that this rank has."""
+        """Return a parameter's states as global arrays; ``own`` are this rank's states, if any."""
         return {
-            name: self._array(parameter, value, None if mine is None else mine[name])
+            name: self._array(parameter, value, None if own is None else own[name])
             if isinstance(value, Described)
             else value
-            for name, value in known.items()
+            for name, value in described.items()
         }
 
-    def _array(self, parameter: Parameter, known: Described, local: Any) -> DArray:
-        shape = known.shape
+    def _array(self, parameter: Parameter, described: Described, local: Any) -> DArray:
+        shape = described.shape
         if parameter.global_part is not None and shape == tuple(parameter.shape):
             shape = parameter.global_part.shape
-        return DArray(local, self.sharding(parameter, shape), shape, known.dtype)
+        return DArray(local, self.sharding(parameter, shape), shape, described.dtype)
 
-    def take(self, parameter: Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's part of a parameter's states: the inverse of ``give``.
+    def from_global(self, parameter: Parameter, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's part of a parameter's states: the inverse of ``as_global``.
 
-        All ranks call where there are DArrays, which may lie in any way; on ranks that keep nothing
-        of the parameter None is in their place.
+        With DArrays, which may have any sharding, all ranks must call; on ranks that do not own the
+        parameter, None replaces the arrays.
         """
         return {
             name: value.redistribute(self.sharding(parameter, value.shape)).to_local()
@@ -131,15 +131,14 @@ def _is_array(value: Any) -> bool:
 
 
 _COPIED_BYTES = 64 * MIB
-"""The limit of an exchange's copies, in bytes; the largest parameter may exceed it."""
+"""The size limit for the copies of an exchange, in bytes; a single parameter may exceed it."""
 
 
 def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:
-    """Return an owner for each of ``sizes``, so that ``loads`` (one a rank) stay balanced.
+    """Return an owner for each of ``sizes`` that keeps ``loads`` (one per rank) balanced.
 
-    The largest first, each to the rank with the least (Graham's rule: no rank gets more than 4/3
-    of what the best assignment gives the fullest one). ``loads`` is updated. A parameter is never
-    split, so one that is larger than all others together is somebody's alone.
+    Assigns the largest size first, each to the rank with the smallest load. By Graham's bound, the
+    largest load is at most 4/3 of the best possible one. Updates ``loads``.
     """
     owners = [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
@@ -150,15 +149,15 @@ def assign_owners(sizes: Sequence[int], loads: list[int]) -> list[int]:
 
 
 def check_group_rank(to: Any, group: ProcessGroup) -> None:
-    """Raise TypeError unless ``to`` is a whole number or None, ValueError for no rank of it."""
+    """Raise TypeError unless ``to`` is an integer or None, ValueError unless it is a group rank."""
     if to is not None and not 0 <= to_whole_number(to, "to") < group.size():
-        raise ValueError(f"to must be in [0, {group.size()}), or be None, got {to}: {group}")
+        raise ValueError(f"to must be in [0, {group.size()}) or None, got {to}: {group}")
 
 
 def collected(own: Any, group: ProcessGroup, to: int | None) -> list[Any] | None:
-    """Return the ``own`` of all members on group rank ``to`` (None: on all); elsewhere None.
+    """Return all members' ``own`` values on group rank ``to`` (None: on all ranks).
 
-    A collective.
+    A collective. Returns None on the other ranks.
     """
     if to is None:
         return gathered(own, group)
@@ -168,10 +167,10 @@ def collected(own: Any, group: ProcessGroup, to: int | None) -> list[Any] | None
 
 
 class Shards:
-    """Parameters of one dtype and device, in one flat array, owner after owner.
+    """Parameters of one dtype and device in one flat array, in the order of owners.
 
-    With ``as_views`` the parameters live in that array for good; without, they are copied through
-    one that lives as long as the exchange.
+    With ``as_views``, the parameters become views of this array. Otherwise each exchange copies
+    them through a temporary one.
     """
 
     def __init__(
@@ -191,7 +190,7 @@ class Shards:
                     parameter.data = view
 
     def exchange(self) -> None:
-        """Make all parameters equal to those of their owners. One all-gather."""
+        """Copy each parameter from its owner to all ranks, by one all-gather."""
         if self._group.size() == 1:
             return
         me = self._group.rank()
@@ -220,17 +219,19 @@ class Shards:
 def shards_by_placement(
     owners: Mapping[Parameter, int], group: ProcessGroup, *, as_views: bool
 ) -> list[Shards]:
-    """Return the ``Shards`` for each dtype and device, in an order that all ranks share.
+    """Return the ``Shards`` of each dtype and device, in the same order on all ranks.
 
-    With ``as_views`` one, otherwise as many as keep what each copies small.
+    With ``as_views``, there is one for each. Otherwise there may be several, to limit the size of
+    their copies.
     """
     ranks = range(group.size())
-    piles: dict[tuple[str, str], list[list[Parameter]]] = {}
+    by_placement: dict[tuple[str, str], list[list[Parameter]]] = {}
     for parameter, owner in owners.items():
-        piles.setdefault(placement(parameter.data), [[] for _ in ranks])[owner].append(parameter)
+        by_owner = by_placement.setdefault(placement(parameter.data), [[] for _ in ranks])
+        by_owner[owner].append(parameter)
     parts: list[Sequence[list[Parameter]]] = []
-    for pile in piles.values():
-        chunks = [[own] if as_views else _chunks(own, len(ranks)) for own in pile]
+    for by_owner in by_placement.values():
+        chunks = [[own] if as_views else _chunks(own, len(ranks)) for own in by_owner]
         parts += itertools.zip_longest(*chunks, fillvalue=[])
     return [Shards(part, group, as_views=as_views) for part in parts]
 

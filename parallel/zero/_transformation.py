@@ -1,4 +1,4 @@
-"""Any optax transformation with its states sharded over the replicas, for pytrees."""
+"""Sharding of an optax transformation's states over replicas, for pytrees."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ Tree = Any
 
 
 class ZeroRedundancyOptax:
-    """An optax transformation that keeps 1/N of the states of another one. Needs optax.
+    """An optax transformation that stores 1/N of another one's states on each rank. Needs optax.
 
         adam = ZeroRedundancyOptax(optax.adamw(1e-3), mesh["dp"])
         tx = optax.chain(optax.clip_by_global_norm(1.0), adam)
         state = tx.init(params)
         updates, state = tx.update(grads, state, params)      # also inside jax.jit
 
-    One rank owns each leaf of the parameters: it keeps the leaf's state and computes its update.
-    Then the ranks exchange updates, by one all-gather for each dtype. ``transformation`` must treat
-    each leaf by itself. Put a transformation of all gradients, such as clipping by the global norm,
-    before it in the chain, as above. All ranks call ``update`` together, with equal trees.
+    Each leaf of the parameters has one owner, a rank that stores the leaf's state and computes its
+    update. Then the ranks exchange updates, by one all-gather for each dtype. ``transformation``
+    must treat each leaf independently. Put a transformation of all gradients, such as clipping by
+    the global norm, before it in the chain, as above. All ranks must call ``update`` together, with
+    equal trees.
 
     Args:
         transformation: An ``optax.GradientTransformation``.
@@ -59,47 +60,47 @@ class ZeroRedundancyOptax:
     def consolidate(self, state: Any, params: Tree, to: int | None = None) -> Any:
         """Return the whole state, as if ``transformation`` had run on one process.
 
-        A collective. Leaves are NumPy arrays. Group rank ``to`` gets the state, the others get
-        None; by default all get it. Not inside ``jax.jit``. Raises ValueError for a rank that is
-        not in the group, and TypeError unless it is an integer. On the ranks that get the state,
-        raises ValueError if the transformation depends on several leaves at once: the ranks'
-        states differ then.
+        A collective, not for use inside ``jax.jit``. Group rank ``to`` gets the state, with NumPy
+        arrays, and other ranks get None; by default all ranks get the state. Raises ValueError if
+        ``to`` is not in the group, and TypeError unless it is an integer. Ranks that get the state
+        raise ValueError if the ranks' states differ because the transformation depends on several
+        leaves at once.
         """
         import jax
 
         check_group_rank(to, self._group)
         shares = _LeafOwners(params, self._group)
-        mine = {
+        own = {
             shares.path_in_whole(path): np.asarray(value)
             for path, value in jax.tree_util.tree_flatten_with_path(state)[0]
         }
-        parts = collected(mine, self._group, to)
+        parts = collected(own, self._group, to)
         if parts is None:
             return None
         whole: dict[str, Any] = {}
         first, *others = sorted(set(shares.owners))
         for rank in (first, *others):
             for path, value in parts[rank].items():
-                # Several ranks have what belongs to no leaf, such as a count of steps.
+                # Values that do not belong to a leaf, such as a step count, are on several ranks.
                 if path in whole and not np.array_equal(whole[path], value):
                     raise ValueError(
                         f"the optimizer's {path} is {whole[path]} on rank {first} and {value} on"
-                        f" rank {rank}, which own different leaves: the transformation looks at"
+                        f" rank {rank}, which own different leaves: the transformation depends on"
                         " several leaves at once, so its state cannot be sharded"
                     )
                 whole[path] = value
         template = jax.eval_shape(self._transformation.init, params)
 
-        def found(path: Any, _: Any) -> Any:
+        def value_at(path: Any, _: Any) -> Any:
             return whole[jax.tree_util.keystr(path)]
 
-        return jax.tree_util.tree_map_with_path(found, template)
+        return jax.tree_util.tree_map_with_path(value_at, template)
 
     def shard(self, state: Any, params: Tree) -> Any:
         """Return this rank's part of a whole state: the inverse of ``consolidate``.
 
-        ``state`` may come from any number of ranks, or from ``transformation`` alone. Raises
-        KeyError when it is the state of another transformation.
+        ``state`` may be from any number of ranks, or from ``transformation`` itself. Raises
+        KeyError if it is the state of another transformation.
         """
         import jax
 
@@ -124,8 +125,8 @@ class ZeroRedundancyOptax:
 class _LeafOwners:
     """The owners of a tree's leaves.
 
-    The transformation gets a rank's own leaves as a dict by their paths in the tree. So where a
-    copy of the tree appears in a whole state, the same dict appears in a rank's state.
+    The transformation gets a rank's own leaves as a dict by their paths in the tree. So a rank's
+    state has this dict in each place where the whole state has a copy of the tree.
     """
 
     def __init__(self, tree: Tree, group: ProcessGroup) -> None:
@@ -150,7 +151,7 @@ class _LeafOwners:
         return {self._paths[n]: leaves[n] for n in self._of(self._group.rank())}
 
     def path_in_whole(self, path: Any) -> str:
-        """Return where the whole state has what this rank's state has at ``path``."""
+        """Convert a path in this rank's state to the path in the whole state."""
         from jax.tree_util import DictKey, keystr
 
         return "".join(
@@ -159,7 +160,7 @@ class _LeafOwners:
         )
 
     def exchange(self, own: dict[str, jax.Array]) -> Tree:
-        """Return the tree of all ranks' leaves."""
+        """Exchange the ranks' own leaves, and return the tree of all leaves."""
         if self._group.size() == 1:
             return self._structure.unflatten([own[name] for name in self._paths])
         dtypes = dict.fromkeys(spec.dtype for spec in self._specs)

@@ -27,7 +27,7 @@ FILES = {
 }
 """For each file of functions, the file of methods that it is written from."""
 NOTE = """
-# A call without async_op fits the first two overloads of a function: the first one counts.
+# A call without async_op matches the first two overloads of a function; the first one applies.
 # pyright: reportOverlappingOverload=false
 """
 AFTER_GROUP = ("async_op", "tag", "device", "group_src", "group_dst", "timeout")

@@ -62,9 +62,9 @@ def test_a_host_that_is_cut_off_is_named_by_all(meshrun, network, start_hosts):
     network.cut_off(1)
     results = [meshrun.finish(host) for host in hosts]
     assert all(result.code == 1 for result in results)
-    assert "has not been heard of for 5 s" in results[0].err
+    assert "sent no heartbeat for 5 s" in results[0].err
     assert "RankFailedError: rank" in results[0].err
-    assert "meshrun: lost touch with the job's store at 10.200.0.1:29500" in results[1].err
+    assert "meshrun: lost the connection to the job's store at 10.200.0.1:29500" in results[1].err
 
 
 CUT_OFF = (PROGRAMS / "cut_off.py").read_text()

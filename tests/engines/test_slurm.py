@@ -108,7 +108,7 @@ def test_srun_meshrun_without_flags(slurm: SlurmCluster) -> None:
     check_world(out, 2)
     first = slurm.hosts[0]
     for node in range(2):
-        said = rf"Slurm says --nnodes 2 --rdzv-id slurm-\d+\.0 --master-addr {first}"
+        said = rf"options from Slurm: --nnodes 2 --rdzv-id slurm-\d+\.0 --master-addr {first}"
         assert re.search(rf"{said} --master-port \d+ --node-rank {node}\n", out), out
 
 
@@ -322,4 +322,4 @@ def test_a_requeued_job_meets_again_under_another_name(slurm: SlurmCluster) -> N
     wait_for(slurm, job, output, "rank 1/2", requeued=True)
     out = output.read_text()
     check_world(out, 2)
-    assert f"the engine has restarted this job 1 times: it is slurm-{job}.0~1" in out
+    assert f"the engine has restarted this job 1 times: its name is slurm-{job}.0~1" in out

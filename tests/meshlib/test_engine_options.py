@@ -43,7 +43,7 @@ def test_slurms_nodes(options_of):
     assert (nodes.least, nodes.most, nodes.rank, nodes.host) == (2, 2, 1, "gpu04")
     assert (nodes.port, nodes.job) == (derived_port("slurm 4711 3"), "slurm-4711.3")
     assert options.ranks == 2
-    assert options.notes[0].startswith("Slurm says --nnodes 2 --rdzv-id slurm-4711.3")
+    assert options.notes[0].startswith("options from Slurm: --nnodes 2 --rdzv-id slurm-4711.3")
 
 
 def test_a_restart_is_part_of_the_jobs_name(options_of):
@@ -132,17 +132,21 @@ def test_an_indexed_job(options_of):
     [
         (SLURM, [], ["srun has started 7 tasks on 4 nodes", "--ntasks-per-node=1"]),
         (SLURM_BATCH, [], ["job 4711 has 4 nodes", "--standalone"]),
-        (INDEXED, [], ["this is node 2, and not of how many", "--nnodes N"]),
+        (INDEXED, [], ["this is node 2, but not of how many", "--nnodes N"]),
         (
             {"JOB_COMPLETION_INDEX": "0", "HOSTNAME": "nowhere"},
             ["--nnodes", "2"],
-            ["Kubernetes says that there are 2 nodes, and not where they meet", "--master-addr"],
+            ["Kubernetes announces 2 nodes, but not their rendezvous", "--master-addr"],
         ),
-        (HYDRA_IN_SLURM | {"SLURM_JOB_NODELIST": ""}, [], ["PMI says", "not where they meet"]),
+        (
+            HYDRA_IN_SLURM | {"SLURM_JOB_NODELIST": ""},
+            [],
+            ["PMI announces 4 nodes", "not their rendezvous"],
+        ),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
             [],
-            ["Open MPI says that there are 2 nodes, and not where they meet"],
+            ["Open MPI announces 2 nodes, but not their rendezvous"],
         ),
         ({"MESHLIB_LAUNCHER": "lws"}, [], ["MESHLIB_LAUNCHER is lws"]),
     ],

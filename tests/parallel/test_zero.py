@@ -184,7 +184,7 @@ def test_a_consolidated_state_fits_the_optimizer_itself_and_other_numbers_of_ran
             optimizer.state_dict()
         optimizer.consolidate_state_dict(to)
         if to not in (None, rank):
-            with pytest.raises(RuntimeError, match="on the rank that it was brought to"):
+            with pytest.raises(RuntimeError, match="on the rank `to`"):
                 optimizer.state_dict()
             state = None
         else:

@@ -97,7 +97,7 @@ def test_where_pytorch_passes_it_on_the_error_is_named(errors, name):
 def test_a_late_rank_is_named(errors):
     for message in (one["late"] for one in errors):
         assert message.startswith("CollectiveTimeoutError: "), message
-        assert "rank 1 has not come" in message
+        assert "rank 1 has not arrived" in message
 
 
 def test_a_killed_rank_is_named(errors):

@@ -1,6 +1,6 @@
 """Written by tests/docs/functions.py from meshlib/_collectives/on_arrays.py."""
 
-# A call without async_op fits the first two overloads of a function: the first one counts.
+# A call without async_op matches the first two overloads of a function; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def all_reduce(
     async_op: bool = False,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Reduce ``tensor`` over the members with ``op``; all get the same bits.
+    """Reduce ``tensor`` over the members with ``op``; all members get the same bits.
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -54,7 +54,7 @@ def all_reduce(
             with the result if writable.
         op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -62,9 +62,9 @@ def all_reduce(
         ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -104,8 +104,8 @@ def scan(
 ) -> Any:
     """Reduce ``tensor`` over members 0 to this one with ``op``, as ``MPI_Scan`` does.
 
-    Member i gets the bits that ``all_reduce`` gives among the members 0 to i. A member sends
-    twice the bytes of ``tensor`` at most.
+    Member i gets the same bits as from an ``all_reduce`` among the members 0 to i. A member
+    sends at most twice the bytes of ``tensor``.
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -113,7 +113,7 @@ def scan(
             with the result if writable.
         op: A ``ReduceOp`` other than AVG that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -121,9 +121,9 @@ def scan(
         ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -163,9 +163,10 @@ def exscan(
 ) -> Any:
     """Reduce ``tensor`` over the members before this one with ``op``, as ``MPI_Exscan`` does.
 
-    Member i gets the bits that ``all_reduce`` gives among the members 0 to i - 1. Member 0 gets
-    the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. So
-    ``exscan`` of each member's count is where its part of a whole begins.
+    Member i gets the same bits as from an ``all_reduce`` among the members 0 to i - 1. Member 0
+    gets the neutral element of ``op``: 0 for SUM, 1 for PRODUCT, the largest value for MIN. For
+    example, ``exscan`` of the members' counts returns each member's offset in the
+    concatenation.
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
@@ -173,7 +174,7 @@ def exscan(
             with the result if writable.
         op: A ``ReduceOp`` other than AVG that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -181,9 +182,9 @@ def exscan(
         ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -230,10 +231,10 @@ def broadcast(
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
-            on all but the source, if writable.
+            on all members but the source, if writable.
         src: The global rank of the source.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         group_src: The source's rank in the group, instead of ``src``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -242,9 +243,9 @@ def broadcast(
         With ``async_op``, a ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -294,24 +295,23 @@ def reduce(
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. Size and dtype are the same on every member. The
-            destination's is overwritten with the result if writable; the others' are left as
-            they are.
+            one of ml_dtypes' floats. Size and dtype are the same on every member. Overwritten
+            with the result on the destination, if writable; unchanged elsewhere.
         dst: The global rank of the destination.
         op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        On the destination the result, elsewhere ``tensor`` as it was. With ``async_op``, a
+        On the destination the result, elsewhere the unchanged ``tensor``. With ``async_op``, a
         ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """

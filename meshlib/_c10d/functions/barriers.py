@@ -1,6 +1,6 @@
 """Written by tests/docs/functions.py from meshlib/_collectives/collectives.py."""
 
-# A call without async_op fits the first two overloads of a function: the first one counts.
+# A call without async_op matches the first two overloads of a function; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def barrier(
 
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         device_ids: Accepted for compatibility with c10d.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -52,9 +52,9 @@ def barrier(
         None; with ``async_op`` a ``Work``, except on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -64,18 +64,18 @@ def barrier(
 def monitored_barrier(
     group: Group = None, timeout: Timeout | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """Return when every member has called; past ``timeout`` name the missing ranks.
+    """Return when every member has called; past ``timeout``, name the missing ranks.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
-        wait_all_ranks: Accepted for compatibility with c10d: all missing ranks are named either
-            way.
+        wait_all_ranks: Accepted for compatibility with c10d; the error always names all missing
+            ranks.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names all missing ranks,
             and the state of each rank.
         RankFailedError: On every member, if one dies or leaves. These three break the group.

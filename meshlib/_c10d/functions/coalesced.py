@@ -1,6 +1,6 @@
 """Written by tests/docs/functions.py from meshlib/_collectives/coalesced.py."""
 
-# A call without async_op fits the first two overloads of a function: the first one counts.
+# A call without async_op matches the first two overloads of a function; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def all_reduce_coalesced(
     """Reduce each of ``tensors`` over the members with ``op``, in one call.
 
     Args:
-        tensors: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype (numeric,
-            bool, or one of ml_dtypes' floats), which do not overlap. Their sizes are the same
-            on every member. Overwritten if writable.
+        tensors: NumPy, JAX or CuPy arrays or buffers that do not overlap, of any shapes and one
+            dtype (numeric, bool, or one of ml_dtypes' floats). Their sizes are the same on
+            every member. Overwritten if writable.
         op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -64,9 +64,9 @@ def all_reduce_coalesced(
         outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -108,12 +108,12 @@ def all_gather_coalesced(
 
     Args:
         output_tensor_lists: For each member, in group order, one array for each of its inputs.
-            They overlap neither each other nor the inputs.
+            No array overlaps another one or an input.
         input_tensor_list: NumPy, JAX or CuPy arrays or buffers, of any shapes and one dtype
             (numeric, bool, or one of ml_dtypes' floats). Their number and sizes may differ by
             member.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -121,9 +121,9 @@ def all_gather_coalesced(
         a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -168,19 +168,19 @@ def all_gather_into_tensor_coalesced(
     Args:
         output_tensors: Writable arrays of one dtype, as many as ``input_tensors``; each has
             ``size()`` times the elements of its input, concatenated along dim 0 or stacked.
-        input_tensors: Arrays of any shapes and that dtype, the same on every member.
+        input_tensors: Arrays of that dtype; their shapes are the same on every member.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
     Returns:
-        ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+        ``output_tensors``, with new arrays in place of read-only ones. With ``async_op``, a
         ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -228,21 +228,21 @@ def reduce_scatter_tensor_coalesced(
 
     Args:
         output_tensors: Writable arrays of any shapes and one dtype, the same on every member.
-        input_tensors: Arrays of that dtype, as many; each has ``size()`` times the elements of
+        input_tensors: As many arrays of that dtype; each has ``size()`` times the elements of
             its output, concatenated along dim 0 or stacked.
         op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline, in seconds or as a timedelta; by default the group's.
 
     Returns:
-        ``output_tensors``, with new arrays for those that are read-only. With ``async_op``, a
+        ``output_tensors``, with new arrays in place of read-only ones. With ``async_op``, a
         ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """

@@ -1,6 +1,6 @@
 """Written by tests/docs/functions.py from meshlib/_collectives/gather_single.py."""
 
-# A call without async_op fits the first two overloads of a function: the first one counts.
+# A call without async_op matches the first two overloads of a function; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def gather_single(
             elements: the members' arrays concatenated or stacked. None elsewhere.
         dst: The global rank of the destination; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -72,9 +72,9 @@ def gather_single(
         group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """

@@ -1,6 +1,6 @@
 """Written by tests/docs/functions.py from meshlib/_collectives/gathered.py."""
 
-# A call without async_op fits the first two overloads of a function: the first one counts.
+# A call without async_op matches the first two overloads of a function; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -50,22 +50,23 @@ def all_gather(
     """Gather member i's ``tensor`` into ``tensor_list[i]`` on all members.
 
     Args:
-        tensor_list: One array for each member, in group order, of its size and of ``tensor``'s
-            dtype. They do not overlap each other; ``tensor_list[rank]`` may be ``tensor``.
+        tensor_list: One array for each member, in group order, with the size of that member's
+            ``tensor`` and its dtype. The arrays do not overlap; ``tensor_list[rank]`` may be
+            ``tensor``.
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Its size may differ by member.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
-        The list of what was gathered. With ``async_op``, a ``Work`` with that result. None on a
+        The list of gathered arrays. With ``async_op``, a ``Work`` with that result. None on a
         rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -106,13 +107,13 @@ def all_gather_into_tensor(
     """Gather the members' ``input_tensor`` into one ``output_tensor`` on all members.
 
     Args:
-        output_tensor: ``size()`` times the elements of ``input_tensor``, of its dtype: joined
-            along dim 0 or stacked in a new first dim, which is the same memory.
+        output_tensor: An array of ``input_tensor``'s dtype with ``size()`` times its elements:
+            the members' arrays, concatenated along dim 0 or stacked in a new first dim.
         input_tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype,
             bool, or one of ml_dtypes' floats. Size and dtype are the same on every member. May
             be this member's part of ``output_tensor``.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -120,9 +121,9 @@ def all_gather_into_tensor(
         ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -170,13 +171,13 @@ def reduce_scatter(
 
     Args:
         output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. It has the size of ``input_list[rank]``, which it may be;
-            it overlaps no other.
+            one of ml_dtypes' floats. It has the size of ``input_list[rank]``. It may be that
+            array, but overlaps no other input.
         input_list: One array of ``output``'s dtype for each member, in group order. Sizes may
-            differ by place, not by member.
+            differ within the list, but not between members.
         op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -184,9 +185,9 @@ def reduce_scatter(
         that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -234,11 +235,11 @@ def reduce_scatter_tensor(
         output: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Size and dtype are the same on every member. May be this
             member's part of ``input``.
-        input: An array of the dtype of ``output``, with ``size()`` times its elements. Its
-            parts are joined along dim 0 or stacked in a new first dim.
+        input: An array of the dtype of ``output``, with ``size()`` times its elements. The
+            parts are concatenated along dim 0 or stacked in a new first dim.
         op: A ``ReduceOp`` that supports the dtype.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -246,9 +247,9 @@ def reduce_scatter_tensor(
         that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """

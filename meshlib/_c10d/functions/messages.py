@@ -19,20 +19,21 @@ def send(
     group_dst: int | None = None,
     timeout: Timeout | None = None,
 ) -> None:
-    """Send ``tensor`` to one member; return when it may be reused.
+    """Send ``tensor`` to one member; return when ``tensor`` may be changed.
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. The receiver names an array of its size and dtype.
+            one of ml_dtypes' floats. The receiver's array has the same size and dtype.
         dst: The global rank of the destination.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-            do not overtake each other.
+        tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+            arrive in order.
         group_dst: The destination's rank in the group, instead of ``dst``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+            usable.
         CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
         RankFailedError: If the other end dies or leaves.
     """
@@ -51,12 +52,12 @@ def isend(
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. The receiver names an array of its size and dtype. It must
+            one of ml_dtypes' floats. The receiver's array has the same size and dtype. It must
             not change until the ``Work`` is done.
         dst: The global rank of the destination.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-            do not overtake each other.
+        tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+            arrive in order.
         group_dst: The destination's rank in the group, instead of ``dst``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -65,7 +66,8 @@ def isend(
         group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+            usable.
     """
     return resolve_group(group).isend(tensor, dst, tag, group_dst, timeout)
 
@@ -82,13 +84,13 @@ def recv(
 
     Args:
         tensor: A NumPy or CuPy array or a buffer, of any shape; a numeric dtype, bool, or one
-            of ml_dtypes' floats. The sender's has its size and dtype. An array that is
-            read-only (JAX) is a TypeError: use ``irecv(...).result()``.
-        src: The global rank of the source; any member will do if neither it nor ``group_src``
-            is given.
+            of ml_dtypes' floats. The sender's array has the same size and dtype. A read-only
+            array (JAX) raises TypeError: use ``irecv(...).result()``.
+        src: The global rank of the source; any member if neither ``src`` nor ``group_src`` is
+            given.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-            do not overtake each other.
+        tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+            arrive in order.
         group_src: The source's rank in the group, instead of ``src``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -96,8 +98,9 @@ def recv(
         The sender's global rank; -1 on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
-        CollectiveMismatchError: If an array of another size or dtype was sent; the message is
+        TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+            usable.
+        CollectiveMismatchError: If the sent array has a different size or dtype; the message is
             lost and the group stays usable.
         CollectiveTimeoutError: Past the deadline; the group stays usable.
         RankFailedError: If the other end dies or leaves.
@@ -117,13 +120,13 @@ def irecv(
 
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
-            one of ml_dtypes' floats. The sender's has its size and dtype. It must not be used
-            until the ``Work`` is done.
-        src: The global rank of the source; any member will do if neither it nor ``group_src``
-            is given.
+            one of ml_dtypes' floats. The sender's array has the same size and dtype. It must
+            not be used until the ``Work`` is done.
+        src: The global rank of the source; any member if neither ``src`` nor ``group_src`` is
+            given.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-            do not overtake each other.
+        tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+            arrive in order.
         group_src: The source's rank in the group, instead of ``src``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -133,6 +136,7 @@ def irecv(
         call. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent, and the group is usable.
+        TypeError, ValueError: For invalid arguments; nothing was sent, and the group stays
+            usable.
     """
     return resolve_group(group).irecv(tensor, src, tag, group_src, timeout)

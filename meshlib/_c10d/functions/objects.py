@@ -17,10 +17,10 @@ def broadcast_object_list(
     group_src: int | None = None,
     timeout: Timeout | None = None,
 ) -> list[Any]:
-    """Replace the objects in ``object_list`` by the objects of one member.
+    """Replace the objects in ``object_list`` with those of one member's list.
 
-    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one.
+    Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+    the job's secret can send a pickle.
 
     Args:
         object_list: A list, of the same length on every member.
@@ -35,11 +35,11 @@ def broadcast_object_list(
         ``object_list``; None on a rank outside the group.
 
     Raises:
-        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-            moves.
-        ValueError: For a wrong rank, and on a member whose list has another length than the
+        TypeError: For an invalid argument or an object that cannot be pickled, before anything
+            is sent.
+        ValueError: For an invalid rank, and on a member whose list differs in length from the
             source's.
-        CollectiveMismatchError: On every member, if they make different calls.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -51,11 +51,11 @@ def all_gather_object(
 ) -> list[Any]:
     """Put member i's ``obj`` into ``object_list[i]`` on all members.
 
-    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one.
+    Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+    the job's secret can send a pickle.
 
     Args:
-        object_list: A list with ``size()`` entries, which are replaced.
+        object_list: A list with ``size()`` entries; the call replaces them.
         obj: An object that can be pickled.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
@@ -65,10 +65,10 @@ def all_gather_object(
         ``object_list``; None on a rank outside the group.
 
     Raises:
-        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-            moves.
-        ValueError: For a list of another length.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError: For an invalid argument or an object that cannot be pickled, before anything
+            is sent.
+        ValueError: For a list of the wrong length.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -85,13 +85,13 @@ def gather_object(
 ) -> list[Any] | None:
     """Put member i's ``obj`` into ``object_gather_list[i]`` of one member.
 
-    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one.
+    Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+    the job's secret can send a pickle.
 
     Args:
         obj: An object that can be pickled.
-        object_gather_list: On the destination a list with ``size()`` entries, which are
-            replaced; None elsewhere.
+        object_gather_list: On the destination, a list with ``size()`` entries, which the call
+            replaces; None elsewhere.
         dst: The global rank of the destination; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         group_dst: The destination's rank in the group, instead of ``dst``.
@@ -102,11 +102,11 @@ def gather_object(
         ``object_gather_list`` on the destination, None elsewhere.
 
     Raises:
-        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-            moves.
-        ValueError: For a wrong rank, a list of another length, none on the destination or one
-            elsewhere.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError: For an invalid argument or an object that cannot be pickled, before anything
+            is sent.
+        ValueError: For an invalid rank, a list of the wrong length, a missing list on the
+            destination, or a list elsewhere.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -123,13 +123,12 @@ def scatter_object_list(
 ) -> Any:
     """Put entry i of one member's list into member i's ``scatter_object_output_list[0]``.
 
-    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one.
+    Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+    the job's secret can send a pickle.
 
     Args:
-        scatter_object_output_list: A list with at least one entry, the first of which is
-            replaced.
-        scatter_object_input_list: On the source one object for each member; ignored elsewhere.
+        scatter_object_output_list: A list with at least one entry; the call replaces the first.
+        scatter_object_input_list: On the source, one object for each member; ignored elsewhere.
         src: The global rank of the source; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         group_src: The source's rank in the group, instead of ``src``.
@@ -140,10 +139,10 @@ def scatter_object_list(
         The object; None on a rank outside the group.
 
     Raises:
-        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-            moves.
-        ValueError: For a wrong rank, an empty output list, or no input list on the source.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError: For an invalid argument or an object that cannot be pickled, before anything
+            is sent.
+        ValueError: For an invalid rank, an empty output list, or no input list on the source.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -163,8 +162,8 @@ def send_object_list(
 ) -> None:
     """Send the objects in ``object_list`` to one member.
 
-    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one.
+    Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+    the job's secret can send a pickle.
 
     Args:
         object_list: Objects that can be pickled.
@@ -172,15 +171,15 @@ def send_object_list(
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         device: Accepted for compatibility with c10d.
         group_dst: The destination's rank in the group, instead of ``dst``.
-        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-            do not overtake each other.
+        tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+            arrive in order.
         timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
             of its array calls has the group's deadline.
 
     Raises:
-        TypeError: For a wrong argument or an object that cannot be pickled, before any byte
-            moves.
-        ValueError: For a wrong rank or tag.
+        TypeError: For an invalid argument or an object that cannot be pickled, before anything
+            is sent.
+        ValueError: For an invalid rank or tag.
         CollectiveTimeoutError: Past the deadline; names the other end. It breaks the group.
         RankFailedError: If the other end dies or leaves.
     """
@@ -196,20 +195,20 @@ def recv_object_list(
     tag: int = 0,
     timeout: Timeout | None = None,
 ) -> int:
-    """Replace the objects in ``object_list`` by the objects that one member sends.
+    """Replace the objects in ``object_list`` with the objects that one member sends.
 
-    Objects travel as pickles (protocol 5), and unpickling runs code of the sender's choice;
-    only ranks that know the job's secret can send one.
+    Objects are sent as pickles (protocol 5). Unpickling can run any code; only ranks that know
+    the job's secret can send a pickle.
 
     Args:
-        object_list: A list of the length of the sender's.
-        src: The global rank of the source; any member will do if neither it nor ``group_src``
-            is given.
+        object_list: A list as long as the sender's.
+        src: The global rank of the source; any member if neither ``src`` nor ``group_src`` is
+            given.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
         device: Accepted for compatibility with c10d.
         group_src: The source's rank in the group, instead of ``src``.
-        tag: A whole number from 0 to 2**32 - 1, the same at both ends; messages under one tag
-            do not overtake each other.
+        tag: An integer from 0 to 2**32 - 1, equal at both ends. Messages with the same tag
+            arrive in order.
         timeout: The deadline of the whole call: seconds, a timedelta or "30s". By default each
             of its array calls has the group's deadline.
 
@@ -217,9 +216,9 @@ def recv_object_list(
         The sender's global rank; -1 on a rank outside the group.
 
     Raises:
-        TypeError: For a wrong argument.
-        ValueError: For a wrong rank or tag, and if the sender's list has another length; its
-            objects are lost.
+        TypeError: For an invalid argument.
+        ValueError: For an invalid rank or tag, and if the sender's list has a different length;
+            the sent objects are lost.
         CollectiveTimeoutError: Past the deadline; the group stays usable.
         RankFailedError: If the other end dies or leaves.
     """

@@ -1,6 +1,6 @@
 """Written by tests/docs/functions.py from meshlib/_collectives/personalized.py."""
 
-# A call without async_op fits the first two overloads of a function: the first one counts.
+# A call without async_op matches the first two overloads of a function; the first one applies.
 # pyright: reportOverlappingOverload=false
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def gather(
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Its size may differ by member.
-        gather_list: On the destination one array for each member, in group order, of its size
-            and dtype; None elsewhere.
+        gather_list: On the destination, one array for each member, in group order, with the
+            size and dtype of its ``tensor``; None elsewhere.
         dst: The global rank of the destination; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         group_dst: The destination's rank in the group, instead of ``dst``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -73,9 +73,9 @@ def gather(
         ``Work`` with that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -126,11 +126,11 @@ def scatter(
     Args:
         tensor: A NumPy, JAX or CuPy array or a buffer, of any shape; a numeric dtype, bool, or
             one of ml_dtypes' floats. Its size may differ by member.
-        scatter_list: On the source one array for each member, in group order, of its size and
-            dtype; None elsewhere.
+        scatter_list: On the source, one array for each member, in group order, with the size
+            and dtype of its ``tensor``; None elsewhere.
         src: The global rank of the source; by default that of group rank 0.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         group_src: The source's rank in the group, instead of ``src``.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
@@ -139,9 +139,9 @@ def scatter(
         that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -182,12 +182,12 @@ def all_to_all(
     """Copy member i's ``input_tensor_list[j]`` into member j's ``output_tensor_list[i]``.
 
     Args:
-        output_tensor_list: One array for each member, in group order; the two ends of a copy
-            agree on its size. They overlap neither each other nor the inputs.
+        output_tensor_list: One array for each member, in group order, with the size that the
+            member sends. No array overlaps another one or an input.
         input_tensor_list: One array for each member: NumPy, JAX or CuPy arrays or buffers, of
             any shapes and one dtype (numeric, bool, or one of ml_dtypes' floats).
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -195,9 +195,9 @@ def all_to_all(
         outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """
@@ -254,7 +254,7 @@ def all_to_all_single(
         input_split_sizes: The number of rows of ``input`` for each member; by default equal
             parts.
         group: A ProcessGroup or a DeviceMesh; None is the default group.
-        async_op: Return a ``Work`` at once, not the result.
+        async_op: Return a ``Work`` at once instead of the result.
         timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
     Returns:
@@ -262,9 +262,9 @@ def all_to_all_single(
         that result. None on a rank outside the group.
 
     Raises:
-        TypeError, ValueError: For a wrong argument; nothing was sent. The group stays usable if
-            no member can make the call; else the others raise CollectiveMismatchError.
-        CollectiveMismatchError: On every member, if they make different calls.
+        TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
+            arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+        CollectiveMismatchError: On every member, if the members' calls differ.
         CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
         RankFailedError: On every member, if one dies or leaves. These three break the group.
     """

@@ -1,1 +1,1 @@
-"""From one rank's trouble to one message that all members raise."""
+"""How one rank's failure becomes the same error on all members."""

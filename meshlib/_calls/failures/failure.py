@@ -1,9 +1,9 @@
-"""``Failure``: how a group breaks, and which errors its users see.
+"""``Failure``: how a group breaks, and which errors users see.
 
-A member with wrong arguments makes no call, but still gives it a number. Usually every member's
-arguments are wrong; then the members stay in step and the group stays usable. If only some
-members' are wrong, the others would wait in vain. An event in the job's log tells them why, where
-and on which rank, and they raise ``CollectiveMismatchError``.
+A call with invalid arguments is numbered but not made. Usually all members' arguments are invalid;
+then the members stay in step and the group stays usable. If only some are, the other members would
+wait in vain. An event in the job's log notifies them, and they raise ``CollectiveMismatchError``
+with the reason, the source line and the rank.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from transport._errors import (
     RankFailedError,
 )
 
-# Errors about other ranks: they do not explain why those ranks have lost this one.
+# Errors about other ranks do not explain why those ranks lost this rank.
 _OF_OTHERS = (PeerLostError, CommunicatorTimeoutError, HeaderMismatchError, RankFailedError)
 _MESSAGES = (Kind.SEND, Kind.RECV)
-# Calls that can end at their deadline while the group stays usable.
+# Calls whose timeout leaves the group usable.
 _ENDED_BY_TIME = {Kind.RECV, *ONE_SIDED}
 
 
@@ -44,7 +44,7 @@ def _never_made(communicator: Communicator, call: Call) -> None:
 
 
 class Failure:
-    """Breaks a group: on this rank by its ``state``, on the others through the store."""
+    """Breaks a group: on this rank through ``state``, on other ranks through the store."""
 
     def __init__(self, state: GroupState) -> None:
         self._state = state
@@ -73,11 +73,11 @@ class Failure:
             communicator.abort(str(error))
 
     def fail_everywhere(self, error: DistError) -> None:
-        """Break the group with ``error`` on all members, and here, unless it is broken."""
+        """Break the group with ``error`` on all members, unless it is already broken."""
         if self._state.error is None:
             context = self._context
             with suppress(DistStoreError):
-                # The others learn the reason before they see this rank's channels close.
+                # Other members must get the reason before this rank's channels close.
                 publish(context.store.with_grace(STORE_SECONDS), Abort.of(self._members.id, error))
             self.fail(error)
 
@@ -97,9 +97,9 @@ class Failure:
     def do_without(self, left: Departures) -> None:
         """Note that ranks have left the job.
 
-        If such a member made no call on the group, calls that need it raise ``RankFailedError``,
-        including open calls; other calls go on. If it made some, its channels notify the ranks that
-        need it. Messages that it sent are still received.
+        If a departed member made no call on the group, open and later calls that need it raise
+        ``RankFailedError``. If it made calls, closing its channels wakes the ranks that need it.
+        Messages that it sent are still received.
         """
         members, state = self._members, self._state
         with state.lock:
@@ -136,7 +136,7 @@ class Failure:
     def refuse(self, kind: Kind, error: Exception) -> None:
         """Number and record a call that raised ``error`` here, and report it to the other members.
 
-        Point-to-point calls have no number in the group's order, and are not reported.
+        Point-to-point calls have no number in the group's order and are not reported.
         """
         context, state, members = self._context, self._state, self._members
         if kind in _MESSAGES:

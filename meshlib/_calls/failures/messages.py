@@ -1,4 +1,4 @@
-"""The text of a failed group call. All members raise the same one."""
+"""The error messages of a failed call; all members raise the same one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transport._errors import DistError, HeaderMismatchError, PeerLostError, Sto
 from transport._net.reach import is_out_of_reach
 
 ANSWER_SECONDS = 0.5
-"""The time that a reporter waits for statements. A computing rank answers from its watcher
-thread within milliseconds; only a stopped, dead or wedged one stays silent."""
+"""The time that a reporter waits for statements. A busy rank answers from its watcher thread; only
+a stopped, dead or stuck rank stays silent."""
 STACK_LINES = 12
 
 
@@ -53,24 +53,24 @@ def mismatch_message(
 
 
 def timeout_message(group: Members, record: Record, statements: Mapping[int, Statement]) -> str:
-    """Return the missing members of the call, and the state of each member."""
+    """Return a message with the call's missing members and the state of each member."""
     sequence = record.header.sequence
     seconds = record.deadline.seconds if record.started else time.monotonic() - record.issued
     if record.peer >= 0:
         receiver = group.ranks[record.peer]
         return (
-            f"{record.header} to rank {receiver} on {group} was not done after {seconds:g} s: "
+            f"{record.header} to rank {receiver} on {group} did not complete within {seconds:g} s: "
             f"rank {receiver} did not receive it\n"
             + _where(receiver, statements.get(receiver), None)
         )
     arrived = {rank for rank, statement in statements.items() if statement.has_arrived(sequence)}
     missing = [rank for rank in group.ranks if rank not in arrived]
     who = (
-        f"{named(missing)} {have(missing)} not come"
+        f"{named(missing)} {have(missing)} not arrived"
         if missing
-        else "all ranks have come, but it did not finish"
+        else "all ranks have arrived, but the call did not finish"
     )
-    return f"{record.header} on {group} was not done after {seconds:g} s: {who}\n" + "\n".join(
+    return f"{record.header} on {group} did not complete within {seconds:g} s: {who}\n" + "\n".join(
         _where(rank, statements.get(rank), sequence, missing) for rank in group.ranks
     )
 
@@ -82,16 +82,16 @@ def lost_message(
     statements: Mapping[int, Statement],
     departed: Sequence[int],
 ) -> str:
-    """Return the message that a rank is gone (or has closed its end), and during which call."""
+    """Return a message about a rank that is gone or has closed its connection during a call."""
     lost = group.ranks[error.peer]
     statement = statements.get(lost)
     if record.peer == ANY_SOURCE:
         others = named([rank for rank in group.ranks if rank != group.global_rank])
-        what = f"all that could send have left {group} ({others})"
+        what = f"all possible senders have left {group} ({others})"
     elif lost in departed:
         what = f"rank {lost} has left the job"
     elif statement is None and error.unreachable:
-        what = f"rank {lost} cannot be reached, nor does it answer: {error}"
+        what = f"rank {lost} cannot be reached and does not answer: {error}"
     elif statement is None:
         what = f"rank {lost} is gone: its connection closed and it does not answer"
     else:
@@ -103,13 +103,14 @@ def lost_message(
 
 
 def end_of_server(error: DistError | None) -> str:
-    """Return the fate of the rank that served the store, for a message: "rank 0 …".
+    """Return the end of a message about the rank that served the store: "rank 0 …".
 
-    ``error`` ended the connection to the store. Peers cannot know how a host ended that is cut off.
+    ``error`` ended the connection to the store. Peers cannot tell a dead host from an unreachable
+    one.
     """
     if isinstance(error, StoreSilentError) or is_out_of_reach(getattr(error, "__cause__", None)):
-        return f"cannot be reached, nor the store that it serves: {error}"
-    return "is gone, and the store that it served with it"
+        return f"cannot be reached, and neither can the store that it serves: {error}"
+    return "is gone, and with it the store that it served"
 
 
 def _first_difference(statements: Iterable[Statement], sequence: int) -> int:
@@ -129,9 +130,9 @@ def _where(
     sequence: int | None,
     missing: Sequence[int] = (),
 ) -> str:
-    """Return the state of ``rank`` in or before collective ``sequence`` (None: in none).
+    """Return the state of ``rank`` in or before the collective ``sequence``, if any.
 
-    ``missing`` are the members that have not arrived, for which the others wait.
+    ``missing`` are the members that have not arrived.
     """
     if statement is None:
         return (
@@ -141,7 +142,7 @@ def _where(
     lines = [f"  rank {rank} (pid {statement.pid} on {statement.host}):"]
     if here is None:
         if sequence is not None:
-            lines.append("    has not come")
+            lines.append("    has not arrived")
         lines += [
             f"    its last call here: {c} ({c.state}), {c.site}" for c in statement.calls[-1:]
         ]

@@ -1,6 +1,7 @@
-"""Turns one rank's error into one report that every rank raises.
+"""Turns one rank's error into a report that every member raises.
 
-The protocol, over the job's store, whose log of events (``events``) each rank's watcher follows.
+The protocol uses the job's store. Each rank's watcher follows the store's log of events
+(``events``).
 
 1. A rank whose call fails tries to become the reporter of its group, by being the first to
    write ``failure/<group>``. The others wait for its report.
@@ -51,9 +52,9 @@ from transport._waiting.deadline import Deadline
 DOUBTFUL_SECONDS = 0.15
 # A connection can break a moment before the reason arrives.
 REASON_SECONDS = 0.4
-# The time that other members grant the reporter before they raise their own view.
+# The time that other members wait for the report before they raise their own error.
 REPORT_SECONDS = 3.0
-# A rank that has not reached the call gets this long, so that the table has its call too.
+# The time that a late rank has to reach the call, to be included in the table.
 ARRIVAL_SECONDS = 0.25
 _ARRIVAL_PAUSE = 0.02
 
@@ -69,8 +70,8 @@ class Reporter:
     def explain(self, record: Record, error: DistError) -> DistError:
         """Return the error that all members raise for ``record``'s failure.
 
-        Blocks for at most ``REPORT_SECONDS`` or so, and for ``STORE_SECONDS`` where the store is
-        silent. A rank that is cut off from the store raises its own error. Breaks the group.
+        Blocks for about ``REPORT_SECONDS``, or ``STORE_SECONDS`` if the store does not answer. A
+        rank that cannot reach the store raises its own error. Breaks the group.
         """
         group, state = self._group, self._state
         if isinstance(error, PeerLostError) and group.ranks[error.peer] not in state.departed:
@@ -85,7 +86,7 @@ class Reporter:
                 return failure
             event = self._investigate(record, error, mine)
             if not won:
-                # The first reporter is itself gone or stuck: this rank's own view stands.
+                # The first reporter is gone or stuck: use this rank's own report.
                 return event.exception()
             if known := state.await_failure(0):
                 return known
@@ -93,13 +94,13 @@ class Reporter:
             failure = state.await_failure(REPORT_SECONDS)
             return failure or event.exception()
         except DistStoreError as store_error:
-            # If the rank that served the store is lost, its loss is known in a moment.
+            # If the rank that served the store is lost, its loss is reported soon.
             if known := state.await_failure(REASON_SECONDS):
                 return known
             kind, lost = self._kind_of(error)
             message = (
                 f"{group} failed on rank {group.global_rank}: {error} "
-                f"(and the store cannot be asked for more: {store_error})"
+                f"(and the store cannot be reached for details: {store_error})"
             )
             return RankFailedError(message, lost) if kind is RankFailedError else kind(message)
 
@@ -122,7 +123,7 @@ class Reporter:
         return Abort(group.id, kind.__name__, message, lost)
 
     def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
-        """Return the error of all members for ``error``, and the lost rank, if any."""
+        """Return the error class for all members for ``error``, and the lost rank, if any."""
         if isinstance(error, HeaderMismatchError):
             return CollectiveMismatchError, None
         if isinstance(error, CommunicatorTimeoutError):

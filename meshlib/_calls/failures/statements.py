@@ -1,4 +1,4 @@
-"""A rank's statement about itself, when a call of a group has failed and members are asked."""
+"""A rank's statement about its calls, for the report of a failed call."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from transport._store.base import Store
 
 CALLS_IN_STATEMENT = 3
 CALLS_BEFORE = 16
-"""The calls that a statement lists before the failed one: an earlier one may differ."""
+"""How many calls before the failed one a statement lists: an earlier call may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement(JsonRecord):
-    """A rank's last ``calls`` on the group, and its place ``elsewhere`` in the program.
+    """A rank's last ``calls`` on the group, and its open call on another group (``elsewhere``).
 
-    ``reached`` is the number of the last collective that it has issued in the group, ``stack`` the
-    Python stack of its main thread.
+    ``reached`` is the number of the last collective that the rank issued in the group, ``stack``
+    the Python stack of its main thread.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Statement(JsonRecord):
         ``ranks`` are the group's global ranks.
         """
         mine = [r for r in records if r.group == query.group]
-        # Behind many asynchronous calls, the one that was asked about is not among the last.
+        # Many asynchronous calls may follow the queried one.
         before = range(query.sequence - CALLS_BEFORE, query.sequence + 1)
         earlier = mine[:-CALLS_IN_STATEMENT]
         recent = [r for r in earlier if r.peer == COLLECTIVE and r.header.sequence in before]
@@ -75,7 +75,7 @@ class Statement(JsonRecord):
         return self.reached >= sequence
 
     def call_at(self, sequence: int) -> CallReport | None:
-        """Return the collective number ``sequence``, if the rank got so far."""
+        """Return the collective number ``sequence``, if the rank has reached it."""
         for call in reversed(self.calls):
             if call.sequence == sequence and call.collective:
                 return call
@@ -97,9 +97,9 @@ def put_stacks(store: Store, rank: int, main_thread: int, ticket: str) -> None:
 def put_last_calls(
     store: Store, rank: int, reached: Mapping[str, int], records: Sequence[Record]
 ) -> None:
-    """Store the last statement of ``rank``, which leaves, about each of its groups.
+    """Store the final statements of ``rank``, which leaves the job, about its groups.
 
-    ``reached`` has the number of the last collective by group.
+    ``reached`` maps each group to the number of the last collective.
     """
     statements = {
         group: Statement.of(rank, records, None, Query(group, 0, ""), number)
@@ -109,7 +109,7 @@ def put_last_calls(
 
 
 def last_calls(store: Store, rank: int, group: str) -> Statement | None:
-    """Return the statement about ``group`` that the departed ``rank`` has left behind."""
+    """Return the final statement of the departed ``rank`` about ``group``."""
     key = _left_key(rank)
     values = json.loads(store.get(key)).get(group) if store.check([key]) else None
     return None if values is None else build(Statement, values)
@@ -121,5 +121,5 @@ def _left_key(rank: int) -> str:
 
 @cache
 def _host() -> str:
-    """Return the host's name: asked for once, as each time lets other threads go first."""
+    """Return the host name. It is cached, because each query releases the GIL."""
     return socket.gethostname()

@@ -1,1 +1,1 @@
-"""One-sided windows: arrays that the other members of a group can read and change by themselves."""
+"""One-sided windows: arrays that members access without a call of the owner."""

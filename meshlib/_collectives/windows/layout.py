@@ -13,13 +13,12 @@ from transport._checks import to_whole_number
 from transport._operands.reduce_op import Flat, ReduceOp
 from transport._windows.memory import DTYPES, OPS, WORD
 
-# Each member's memory begins with words of the window's own: its lock, then a count of signals
-# from each member.
+# Each member's memory begins with the lock and one signal counter for each member.
 _ALIGNMENT = 64
 
 
 class WindowLayout:
-    """The arrays of the global ``ranks``: ``counts`` elements of ``dtype``, by place."""
+    """The layout of the members' arrays: rank ``ranks[i]`` has ``counts[i]`` elements."""
 
     def __init__(self, ranks: Sequence[int], dtype: np.dtype[Any], counts: Sequence[int]) -> None:
         self.ranks = ranks
@@ -27,27 +26,27 @@ class WindowLayout:
         self.counts = counts
         words = (1 + len(ranks)) * WORD.itemsize
         self.begin: int = -(-words // _ALIGNMENT) * _ALIGNMENT
-        """Where each array begins, in bytes."""
+        """The offset of each array in its memory, in bytes."""
 
     def nbytes(self, place: int) -> int:
-        """Return the size of a member's memory."""
+        """Return the size of a member's memory, in bytes."""
         return self.begin + self.counts[place] * self.dtype.itemsize
 
     def at(self, offset: int, count: int, place: int) -> int:
-        """Return the byte at which ``count`` elements from ``offset`` on begin.
+        """Return the byte offset of ``count`` elements from ``offset`` on.
 
-        Raises ValueError for those that the array of the member at ``place`` does not have.
+        Raises ValueError for elements outside the array of the member ``place``.
         """
         begin, size = to_whole_number(offset, "offset"), self.counts[place]
         if begin < 0 or count < 0 or begin + count > size:
             raise ValueError(
-                f"offset is {begin} for {count} elements; expected both within the {size} elements"
+                f"offset is {begin} for {count} elements; expected elements within the {size}"
                 f" of rank {self.ranks[place]}'s array"
             )
         return self.begin + begin * self.dtype.itemsize
 
     def flat(self, values: Any, name: str) -> Flat:
-        """Return ``values``, an array of the window's dtype or numbers, as a flat buffer.
+        """Return ``values``, numbers or an array of the window's dtype, as a flat buffer.
 
         Raises TypeError for another dtype, ValueError for numbers that do not fit.
         """
@@ -67,24 +66,23 @@ class WindowLayout:
         return flat
 
     def element(self, value: Any, name: str) -> bytes:
-        """Return the bytes of one element. Raises the errors of ``flat``, and ValueError for
-        several."""
+        """Return the bytes of one element. Raises the errors of ``flat``."""
         flat = self.flat(value, name)
         if flat.size != 1:
             raise ValueError(f"{name} has {flat.size} elements; expected 1")
         return flat.tobytes()
 
     def code(self) -> int:
-        """Return the code of the dtype. Raises TypeError if its elements cannot be updated."""
+        """Return the code of the dtype. Raises TypeError if the dtype supports no updates."""
         code = dtype_code(self.dtype)
         if code not in DTYPES:
             names = ", ".join(known.name for known in DTYPES.values())
-            text = f"a window of {self.dtype.name} takes put and get only; expected one of {names}"
-            raise TypeError(text)
+            text = f"a window of {self.dtype.name} supports only put and get"
+            raise TypeError(f"{text}; expected one of {names}")
         return code
 
     def op(self, op: ReduceOp) -> int:
-        """Return the code of ``op``. Raises TypeError if it cannot update the dtype."""
+        """Return the code of ``op``. Raises TypeError if the dtype does not support it."""
         if not isinstance(op, ReduceOp) or op.code not in OPS:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"op is {op!r}; expected one of {', '.join(map(repr, OPS.values()))}")
         op.check(self.dtype)
@@ -92,12 +90,12 @@ class WindowLayout:
 
 
 def signals_of(place: int) -> int:
-    """Return where the count of the signals from the member at ``place`` is."""
+    """Return the byte offset of the counter of signals from the member ``place``."""
     return (1 + place) * WORD.itemsize
 
 
 def on_cpu(array: Any, name: str) -> Flat:
-    """Return ``array`` as a flat buffer. Raises TypeError for one on a GPU, and for no array."""
+    """Return ``array`` as a flat buffer. Raises TypeError unless it is an array on the CPU."""
     adapted = source(array, name)
     if adapted.device != "cpu":
         raise TypeError(f"{name} is on {adapted.device}; expected an array on the CPU")

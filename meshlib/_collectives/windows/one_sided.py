@@ -1,4 +1,4 @@
-"""``window``: makes the one-sided windows of a group."""
+"""``window``: creates the one-sided windows of a group."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ from transport._windows.service import RemoteMemory, WindowService
 
 
 class OneSided(GroupOfRanks):
-    """One-sided access to memory of other members."""
+    """One-sided access to the memory of other members."""
 
     def window(self, array: Any, timeout: Timeout | None = None) -> Window:
-        """Return a window: an array of each member, which all can read and change by themselves.
+        """Return a window: one array per member, which all members can read and change directly.
 
-        Every member calls, each with an array of its own, NumPy's or another on the CPU. Sizes may
-        differ, the dtype may not. The window has memory of its own, ``Window.array``, with a copy
-        of ``array`` at first. Members on one host map it and load and store there; others send
-        messages, which a thread of the member acts on.
+        Every member calls, each with its own CPU array. Sizes may differ, the dtype may not. The
+        window copies ``array`` into its own memory, ``Window.array``. Members on the same host map
+        that memory; others send messages, which a thread of the owner executes.
 
         Args:
-            array: The first contents of this member's array. Size 0 will do.
+            array: The initial contents of this member's array. The size may be 0.
             timeout: The call's deadline: seconds, a timedelta or "30s"; by default the group's.
 
         Returns:
-            The window; None on a rank outside the group. ``close`` it, or use it in a ``with``.
+            The window; None on a rank outside the group. ``close`` it, or use ``with``.
 
         Raises:
-            TypeError, ValueError: For a value that is not an array, or on all members for different
-            dtypes. CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As collectives
-            do.
+            TypeError, ValueError: For a value that is not a CPU array, and on all members if their
+                dtypes differ.
+            CollectiveMismatchError, CollectiveTimeoutError, RankFailedError: As for collectives.
         """
         queue = self._call_queue
         if queue.rank < 0:
@@ -78,7 +77,7 @@ class OneSided(GroupOfRanks):
         rows = "".join(
             f"\n  rank {r}: {dtype_name(c)}" for r, c in zip(queue.ranks, result, strict=True)
         )
-        raise ValueError(f"the members of {queue} give arrays of different dtypes:{rows}")
+        raise ValueError(f"the members of {queue} pass arrays of different dtypes:{rows}")
 
 
 def _check(array: Any) -> tuple[Flat, tuple[int, ...], int]:

@@ -29,23 +29,23 @@ T = TypeVar("T")
 
 
 class Window:
-    """Arrays of a group's members, one each, that all of them can read and change by themselves.
+    """One array per member of a group, which all members can read and change directly.
 
-    Made by ``group.window(array)``. The member whose array it is takes no part in an operation:
-    nobody receives what another one puts. Arguments that several methods have:
+    Created by ``group.window(array)``. The owner of an array makes no call for another member's
+    access. Common arguments:
 
-    - ``dst``, a global rank, or ``group_dst``, a rank in the group: whose array it is, maybe the
-      caller's own;
-    - ``offset``: where to begin, in elements of that array in C order;
-    - ``timeout``: the deadline of what waits; by default the group's.
+    - ``dst``, a global rank, or ``group_dst``, a rank in the group: the owner of the array, maybe
+      the caller itself;
+    - ``offset``: the first element, as an index into the array in C order;
+    - ``timeout``: the deadline for waiting; by default the group's.
 
     ``put``, ``accumulate`` and ``signal`` return when the values may be changed; ``flush`` waits
-    for their effect. All other methods return when they are done. ``docs/program/windows.md`` has
-    the order in which others see them. Any thread may call them.
+    for their effect. All other methods return when they are done. ``docs/program/windows.md``
+    explains the order in which other members see the effects. Any thread may call the methods.
 
-    Raises TypeError for another dtype than the window's, ValueError for elements that the array
-    does not have, a stranger, or a closed window. ``CollectiveTimeoutError`` past the deadline
-    leaves the window usable. ``RankFailedError`` names a member that is gone.
+    Raises TypeError for a dtype other than the window's, ValueError for elements outside the array,
+    a rank outside the group, or a closed window. After a ``CollectiveTimeoutError`` the window is
+    still usable. ``RankFailedError`` names a member that died or left.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Window:
         layout: WindowLayout,
         targets: list[Target],
     ) -> None:
-        # Made by ``OneSided.window`` only.
+        # Called by ``OneSided.window`` only.
         queue = call_queue_of(group)
         self.array: npt.NDArray[Any] = array
-        """This member's array, of the shape that was given. It lies in the window's memory."""
+        """This member's array, in the window's memory."""
         self._group = group
         self._queue = queue
         self._layout = layout
@@ -117,10 +117,10 @@ class Window:
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> None:
-        """Combine ``dst``'s array with ``values`` by ``op``, each element as a whole.
+        """Combine ``dst``'s array with ``values`` by ``op``, atomically for each element.
 
         ``op`` is SUM, PRODUCT, MIN, MAX, for integers also BAND, BOR, BXOR. The dtype is an integer
-        of 1 to 8 bytes, float32 or float64; TypeError for another one.
+        of 1 to 8 bytes, float32 or float64; others raise TypeError.
         """
         place = self._place(dst, group_dst)
         code, how = self._layout.code(), self._layout.op(op)
@@ -140,10 +140,10 @@ class Window:
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Combine an element of ``dst``'s array with ``value`` by ``op``, as one step.
+        """Combine an element of ``dst``'s array with ``value`` by ``op``, atomically.
 
-        Returns the old value, a NumPy scalar. ``op`` None replaces it. Dtypes and ops are
-        those of ``accumulate``.
+        Returns the old value, a NumPy scalar. If ``op`` is None, ``value`` replaces the element.
+        Supports the dtypes and ops of ``accumulate``.
         """
         how = REPLACE if op is None else self._layout.op(op)
         return self._fetch(value, None, dst, group_dst, offset, how, timeout)
@@ -158,10 +158,9 @@ class Window:
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> Any:
-        """Replace an element of ``dst``'s array by ``value`` if it is ``expected``, as one step.
+        """Replace an element of ``dst``'s array with ``value`` if it is ``expected``, atomically.
 
-        Returns the old value, a NumPy scalar. It was replaced if it equals ``expected``.
-        Dtypes are those of ``accumulate``.
+        Returns the old value, a NumPy scalar. Supports the dtypes of ``accumulate``.
         """
         return self._fetch(value, expected, dst, group_dst, offset, REPLACE_IF, timeout)
 
@@ -174,9 +173,9 @@ class Window:
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> None:
-        """Have one ``wait_signal`` of ``dst`` for this rank return.
+        """Signal ``dst``: one of its calls of ``wait_signal`` for this rank returns.
 
-        It then sees all that this rank has put into ``dst``'s array before.
+        ``dst`` then sees everything that this rank put into its array before the signal.
         """
         place = self._place(dst, group_dst)
         at, one = signals_of(self._queue.rank), word(1)
@@ -194,9 +193,9 @@ class Window:
         group_src: int | None = None,
         timeout: Timeout | None = None,
     ) -> None:
-        """Return when ``src``, a global rank (``group_src``: in the group), has sent a signal.
+        """Wait for a signal from ``src``, a global rank, or ``group_src``, a rank in the group.
 
-        Each signal ends one wait. Signals of several ranks are counted apart.
+        Each signal ends one wait. Signals are counted separately for each sender.
         """
         self._check_open()
         place = resolve_rank(self._group, src, group_src, "src")
@@ -207,7 +206,7 @@ class Window:
             while own.await_word(at, seen) == seen:
                 try:
                     self._check_wait(communicator, call, place, "has sent no signal")
-                except PeerLostError:  # what it sent before may still be on its way
+                except PeerLostError:  # its last signals may still arrive
                     if own.await_word(at, seen) == seen:
                         raise
             self._signals_seen[place] = seen + 1
@@ -221,9 +220,9 @@ class Window:
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> None:
-        """Return when all that this rank did to ``dst``'s array, by default to all, is done there.
+        """Wait until this rank's operations on ``dst``'s array, by default on all arrays, are done.
 
-        All ranks see it then.
+        All ranks then see their effects.
         """
         every = dst is None and group_dst is None
         if every:
@@ -238,10 +237,7 @@ class Window:
                 self._do(Kind.FLUSH, place, lambda to, call: to.flush(call), timeout)
 
     def fence(self, timeout: Timeout | None = None) -> None:
-        """Return when every member has called, and all that they did before is done.
-
-        Every member calls.
-        """
+        """Wait until every member has called ``fence`` and all earlier operations are done."""
         self.flush(timeout=timeout)
         self._queue.issue(CallSpec(Kind.BARRIER, _meet), timeout=timeout)
 
@@ -254,11 +250,11 @@ class Window:
         group_dst: int | None = None,
         timeout: Timeout | None = None,
     ) -> Generator[None]:
-        """Return a context in which this rank has the lock of ``dst``'s array.
+        """Return a context manager that holds the lock of ``dst``'s array.
 
-        One rank has it at a time, or, ``shared``, any number of ranks that ask for it so. It stops
-        only ranks that ask for it. All that the block did to that array is done at its end.
-        The lock is not re-entrant: a second one of the same thread waits for its deadline.
+        The lock is exclusive, or, if ``shared``, held together with other shared holders. It is
+        advisory. At the end of the block its operations on that array are done. The lock is not
+        reentrant: a second ``lock`` in the same thread times out.
         """
         place = self._place(dst, group_dst)
         target, owner = self._targets[place], self._queue.ranks[place]
@@ -266,10 +262,10 @@ class Window:
         def run(communicator: Communicator, call: Call) -> int:
             def check(holder: int | None, sharing: int) -> None:
                 if holder is None:
-                    what = f"has its lock held by {sharing} ranks that share it"
+                    what = f"did not get its lock back from {sharing} ranks that share it"
                     self._check_wait(communicator, call, place, what)
                 else:
-                    what = f"has kept the lock of rank {owner}"
+                    what = f"did not release the lock of rank {owner}"
                     self._check_wait(communicator, call, holder, what)
 
             return acquire(target, self._queue.rank, shared, call, check)
@@ -282,12 +278,12 @@ class Window:
             if self._queue.state.usable and not self._closed:
                 self._post(Kind.LOCK, place, lambda to, call: release(to, call, back), timeout)
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ closing
 
     def close(self, timeout: Timeout | None = None) -> None:
-        """End the window when every member has called and all is done. Idempotent.
+        """Close the window after a ``fence``; every member calls. Idempotent.
 
-        ``array`` stays as it is then. On a group that is broken, it ends at once.
+        ``array`` keeps its contents. On a broken group the window closes without waiting.
         """
         if self._closed:
             return
@@ -308,7 +304,7 @@ class Window:
     ) -> None:
         if error is None:
             self.close()
-        else:  # the others may never come
+        else:  # the other members may never call close
             self._end()
 
     def __repr__(self) -> str:
@@ -321,7 +317,7 @@ class Window:
         if isinstance(windows, WindowService):
             windows.withdraw(self._number)
 
-    # ------------------------------------------------------------------ how
+    # ------------------------------------------------------------------ helpers
 
     @property
     def _own(self) -> MappedMemory:
@@ -336,11 +332,11 @@ class Window:
         act: Callable[[Target, Call | None], bool],
         timeout: Timeout | None,
     ) -> None:
-        """Make an access without a reply. If its sending has to wait, it is a call of the group."""
+        """Start an operation without a reply, as a call of the group if sending has to wait."""
         target = self._targets[place]
         if not act(target, None):
             self._wait(kind, place, lambda _, call: act(target, call), timeout)
-        if not target.direct:  # noted when it is sent: a flush of another thread may come between
+        if not target.direct:  # after sending: another thread may flush in between
             self._unflushed.add(place)
 
     def _do(
@@ -350,7 +346,7 @@ class Window:
         act: Callable[[Target, Call | None], T],
         timeout: Timeout | None,
     ) -> T:
-        """Return ``act(target, call)``: a call of the group unless the memory is mapped here."""
+        """Return ``act(target, call)``, as a call of the group unless the memory is mapped here."""
         target = self._targets[place]
         if target.direct:
             return act(target, None)
@@ -366,7 +362,7 @@ class Window:
         return self._queue.issue(CallSpec(kind, run, peer=place), timeout=timeout)
 
     def _check_wait(self, communicator: Communicator, call: Call, place: int, what: str) -> None:
-        """Raise if it is pointless to wait for ``place``; ``what`` describes it in the error."""
+        """Raise if waiting for the member ``place`` is pointless; ``what`` describes its state."""
         call.waiting_for = place
         look()
         if call.deadline.expired:

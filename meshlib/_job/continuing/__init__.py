@@ -1,1 +1,1 @@
-"""Continuing a job with other ranks: agreement, epochs, waiting for places."""
+"""Continuing a job with a changed set of ranks: agreement, epochs, waiting for a place."""

@@ -1,20 +1,20 @@
-"""``Agreement``: the surviving ranks settle who goes on, and on the values that they proposed.
+"""``Agreement``: the surviving ranks agree on the next members and on a decision.
 
-After a failure no group can be trusted, so survivors talk through the store. Where a launcher
-serves the store, it outlives any rank:
+After a failure no group can be trusted, so the survivors communicate through the store. A store
+that the launcher serves outlives any rank.
 
-1. Each rank appends its proposal to the agreement's log, and tries to become the *coordinator*:
-   the first one does (``compare_set``).
-2. The coordinator reads the log until all ranks have spoken, except lost and excluded ones. It
-   asks a late rank for a sign of life, which the rank's watcher gives while the program computes.
-   It waits for a slow rank up to the deadline, and leaves out a silent one (stopped, wedged).
-3. The coordinator writes the decision, once (``compare_set``), and publishes it in the job's log.
-   All ranks follow the decision, also a late one that finds itself left out.
+1. Each rank appends its proposal to the agreement's log and tries to become the *coordinator*
+   with ``compare_set``; the first rank succeeds.
+2. The coordinator reads the log until it has the proposals of all ranks that are not lost or
+   excluded. It probes a late rank, whose watcher answers even while the program computes. It waits
+   for a slow rank until the deadline, and excludes a silent one (stopped, stuck).
+3. The coordinator writes the decision once (``compare_set``), and publishes it in the job's log.
+   All ranks follow the decision, including an excluded rank that arrives late.
 
-The coordinator holds a lease, which it renews while it waits. Another rank takes a lease that was
-not renewed, or whose holder is lost. Two coordinators do no harm, because a decision is written
-once. A rank that cannot reach the store agrees on nothing: of a job that is cut in two, at most the
-part with the store goes on. Each rank sends a few messages, whatever the number of ranks.
+The coordinator holds a lease, which it renews while it waits. Another rank takes over a lease that
+was not renewed or whose holder is lost. Two coordinators do no harm, because the decision is
+written once. A rank that cannot reach the store agrees on nothing: after a network partition, only
+the part with the store continues. Each rank sends a few messages, independent of the job's size.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from transport._store.base import Store
 from transport._waiting.deadline import Deadline
 
 PROBE_AFTER_SECONDS = 0.5
-"""The delay after which a rank that others wait for is asked for a sign of life."""
+"""The delay after which the coordinator probes a late rank."""
 LIFE_SECONDS = 2.0
-"""The time that it has to answer: its watcher needs milliseconds, unless the machine is busy."""
+"""The time that the late rank's watcher has to answer."""
 LEASE_SECONDS = 2.0
 """The longest time between two renewals of the coordinator's lease."""
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 Proposals = Mapping[int, Any]
-"""The proposals of the ranks that take part, by rank."""
+"""The proposals of the participating ranks, by rank."""
 Decide = Callable[[Proposals, Mapping[int, str]], Any]
-"""``decide(proposals, missing)`` returns the decision as JSON's values, or None to wait for ranks.
+"""``decide(proposals, missing)`` returns the decision as JSON values, or None to wait for ranks.
 
-``missing`` has the reasons of the members that are left out.
+``missing`` maps each excluded, lost, departed or silent member to the reason.
 """
 
 
 class Agreement:
-    """One agreement of ``members`` (identities), called ``name`` by all of them.
+    """One agreement of ``members`` (identities); ``name`` is the same on all of them.
 
-    The agreement does not wait for the ``excluded`` members, even if they are there.
+    It does not wait for the ``excluded`` members, even if they are alive.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Agreement:
         self._deadline = Deadline.after(0)
 
     def reach(self, proposal: Any, decide: Decide, timeout: float, wait: float = 0.0) -> Any:
-        """Propose ``proposal`` (JSON's values) and return the decision.
+        """Propose ``proposal`` (JSON values) and return the decision.
 
-        Every rank's ``decide`` must return the same for the same arguments: the coordinator's is
-        called. It waits for slow ranks up to ``timeout`` seconds. If ``decide`` wants more ranks,
-        it is called again for ``wait`` seconds; then the decision is None. Raises DistStoreError
-        when the store cannot be reached: this rank is cut off, and must not go on. Raises
-        CollectiveTimeoutError when there is no decision in time.
+        The coordinator calls ``decide``, which must return equal results on all ranks for equal
+        arguments. The coordinator waits for slow ranks up to ``timeout`` seconds. If ``decide``
+        returns None, it is called again for up to ``wait`` seconds; then the decision is None.
+        Raises DistStoreError if the store cannot be reached; this rank must then not continue.
+        Raises CollectiveTimeoutError if there is no decision in time.
         """
         membership, name = self._membership, self._name
         self._begun = time.monotonic()
@@ -109,7 +109,7 @@ class Agreement:
     # ------------------------------------------------------------------ the coordinator
 
     def _coordinate(self, me: str, decide: Decide, deadline: Deadline) -> None:
-        """Wait a moment for proposals; publish the decision when it can be made."""
+        """Wait briefly for proposals; publish the decision when it can be made."""
         if time.monotonic() - self._renewed > LEASE_SECONDS / 4:
             self._renewed = time.monotonic()
             term = f"{me} {self._renewed:.3f}"
@@ -117,23 +117,23 @@ class Agreement:
             self._lease = held
             if held != term.encode():
                 return
-        # The job's log tells of lost ranks, so the wait is for the others only.
+        # Lost ranks are known from the job's log, so wait only for the others.
         awaited = self._awaited()
-        self._read(_LOOK_SECONDS if awaited else 0.0)
+        self._read(_POLL_SECONDS if awaited else 0.0)
         awaited = self._awaited()
         late = time.monotonic() - self._begun
         if awaited and deadline.expired:
-            self._silent |= dict.fromkeys(awaited, f"has not come in {deadline.seconds:g} s")
+            self._silent |= dict.fromkeys(awaited, f"did not arrive within {deadline.seconds:g} s")
         elif awaited and late > self._probe_after:
             self._probe(awaited)
         if self._awaited():
             return
         decision = decide(dict(self._proposals), self._missing())
         if decision is None and not self._deadline.expired:
-            self._membership.wait_for_change(lambda: False, _LOOK_SECONDS)
+            self._membership.wait_for_change(lambda: False, _POLL_SECONDS)
             return
         text = json.dumps(decision)
-        # Another coordinator may have decided, and ended before it could publish.
+        # Another coordinator may have decided, and died before it could publish.
         text = self._store.compare_set(self._key("decision"), "", text).decode()
         publish(self._store, Agreed(self._name, text))
         self._membership.note_agreed(self._name, text)
@@ -159,7 +159,7 @@ class Agreement:
         ]
 
     def _missing(self) -> dict[int, str]:
-        """Return the reasons of the members that are left out."""
+        """Return the excluded, lost, departed and silent members, with the reasons."""
         lost, left = self._membership.lost, self._membership.left
         found: dict[int, str] = {}
         for rank in self._members:
@@ -174,7 +174,7 @@ class Agreement:
         return found
 
     def _probe(self, ranks: Sequence[int]) -> None:
-        """Query ``ranks``, and note which do not answer. Their watchers answer even in a call."""
+        """Query ``ranks``; record those that do not answer. Watchers answer even during a call."""
         ticket = os.urandom(8).hex()
         publish(self._store, Query(self._name, 0, ticket))
         deadline = Deadline.after(LIFE_SECONDS)
@@ -183,13 +183,13 @@ class Agreement:
                 self._store.get(answer_key(ticket, rank), timeout=deadline.remaining())
             except StoreTimeoutError:
                 self._silent[rank] = f"gave no sign of life for {LIFE_SECONDS:g} s"
-        # The ranks that answered are queried again, after a while.
+        # Ranks that answered are queried again later.
         self._begun, self._probe_after = time.monotonic(), 2 * self._probe_after
 
-    # ------------------------------------------------------------------ the others
+    # ------------------------------------------------------------------ the other ranks
 
     def _follow(self, me: str) -> None:
-        """Wait for the decision; take the lease when its holder is gone or silent."""
+        """Wait for the decision; take over the lease if its holder is gone or silent."""
         membership = self._membership
         holder = int(self._lease.split()[0])
 
@@ -199,7 +199,7 @@ class Agreement:
         if not membership.wait_for_change(due, LEASE_SECONDS) or self._is_gone(holder):
             if membership.agreed(self._name) is not None:
                 return
-            # This rank gets the lease unless it was renewed or taken meanwhile.
+            # This rank gets the lease unless another rank has renewed or taken it meanwhile.
             now = self._store.compare_set(self._key("lease"), self._lease, f"{me} 0")
             mine = now.startswith(me.encode())
             self._lease = now
@@ -208,7 +208,7 @@ class Agreement:
             elif time.monotonic() > self._deadline.at + 3 * LEASE_SECONDS:
                 raise CollectiveTimeoutError(
                     f"the agreement {self._name!r} of the ranks [{first_of(self._members)}] was not"
-                    f" settled after {self._deadline.seconds:g} s"
+                    f" reached within {self._deadline.seconds:g} s"
                 )
 
     def _is_gone(self, rank: int) -> bool:

@@ -1,6 +1,6 @@
 """From one epoch of a job to the next: the members agree on the next members and groups.
 
-Ranks that wait for a place may get one from the members.
+The next members may include ranks that wait for a place.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from meshlib._plain_text import first_of
 from transport._errors import DistBackendError, RankFailedError
 
 OVER = "over"
-"""The agreement by which the members say that they need no more ranks."""
+"""The name of the agreement that the members need no more ranks."""
 _LONG_SECONDS = 3600.0
 
 Choose = Callable[[Proposals, Mapping[int, str]], Mapping[str, Any] | None]
-"""``choose(said, missing)`` returns the decision, with the ``members`` by place, or None: to wait
-for more ranks. See ``meshlib._job.continuing.agreement``."""
+"""``choose(proposals, missing)`` returns the decision, with the ``members`` by place, or None to
+wait for more ranks. See ``meshlib._job.continuing.agreement``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """An agreed change: the next ``epoch`` and the ids of the groups ``kept``.
 
-    ``missing`` has the reasons of the ranks that are left out, ``chosen`` the whole decision.
+    ``missing`` has the reason for each missing rank, ``chosen`` the whole decision.
     """
 
     epoch: Epoch
@@ -42,7 +42,7 @@ class Change:
 
     @classmethod
     def of(cls, number: int, agreed: Mapping[str, Any]) -> Change:
-        """Return the change that was ``agreed`` on for the epoch ``number``."""
+        """Return the agreed change to the epoch ``number``."""
         missing = {int(rank): why for rank, why in agreed["missing"].items()}
         epoch = Epoch(number, tuple(agreed["members"]))
         return cls(epoch, frozenset(agreed["kept"]), missing, agreed)
@@ -57,15 +57,15 @@ def agree_on_epoch(
     timeout: float,
     wait: float = 0.0,
 ) -> Change:
-    """Return the next epoch, on which all remaining members of this one agree.
+    """Agree with all remaining members of this epoch on the next one; return the change.
 
-    Every remaining member calls this. When it returns, no call of theirs is under way any more. By
-    default the members go on that are not ``excluded`` (global ranks). ``proposal`` are values of
-    JSON for ``choose``, which may wait for more ranks up to ``wait`` seconds. The caller then has
-    to ``enter`` the epoch.
+    Every remaining member calls this, so that no member is in another call when it returns. The
+    caller must then ``enter`` the epoch. By default, all members that are not ``excluded`` (global
+    ranks) continue. ``proposal`` (JSON values) is an argument of ``choose``, which may wait up to
+    ``wait`` seconds for more ranks.
 
-    Raises DistStoreError on a rank that is cut off from the store, and CollectiveTimeoutError when
-    there is no agreement in ``timeout`` seconds.
+    Raises DistStoreError on a rank that cannot reach the store, and CollectiveTimeoutError if there
+    is no agreement within ``timeout`` seconds.
     """
     present = world.membership.epoch
 
@@ -86,16 +86,16 @@ def agree_on_epoch(
     agreed = agreement.reach(mine, decide, timeout, wait)
     if agreed is None:
         raise DistBackendError(
-            f"of the members [{first_of(present.members)}] too few are left for epoch {number},"
-            f" and no others have come in {wait:g} s"
+            f"too few are left for epoch {number} of the members [{first_of(present.members)}],"
+            f" and no other ranks arrived within {wait:g} s"
         )
     return Change.of(number, agreed)
 
 
 def enter(world: World, change: Change) -> None:
-    """Begin the epoch that was agreed on.
+    """Begin the agreed epoch.
 
-    Raises RankFailedError on a rank that has no place in it: it is a job of its own from then on.
+    Raises RankFailedError on a rank without a place in it, which becomes a job of one rank.
     """
     rank, epoch = world.rank, change.epoch
     if rank in epoch.members:
@@ -103,24 +103,24 @@ def enter(world: World, change: Change) -> None:
         return
     stand_by(world, epoch.number)
     why = change.missing.get(rank, "has no place in it")
-    raise RankFailedError(f"rank {rank} is left out of epoch {epoch.number}: it {why}", rank)
+    raise RankFailedError(f"rank {rank} is excluded from epoch {epoch.number}: it {why}", rank)
 
 
 def stand_by(world: World, number: int) -> None:
-    """Leave the others in epoch ``number``: this rank becomes a job of one."""
+    """Leave the other ranks in epoch ``number`` and become a job of one rank."""
     world.begin_epoch(Epoch(number, (world.rank,)), joining=True)
 
 
 def announce_over(world: World) -> None:
-    """Tell the ranks that wait for a place, once for all members, that they wait in vain."""
+    """Notify the ranks that wait for a place that they get none. One member does so for all."""
     if world.membership.place == 0 and world.membership.agreed(OVER) is None:
         publish(world.store, Agreed(OVER, "{}"))
 
 
 def await_call(world: World) -> Change | None:
-    """Return the epoch in which this rank has a place; None when the others need no more ranks.
+    """Wait for a place; return the change, or None if the members need no more ranks.
 
-    Has no deadline: the wait ends with the others. Raises RankFailedError when all are lost.
+    Has no deadline: the wait ends with the job. Raises RankFailedError if all members are lost.
     """
     membership = world.membership
 
@@ -143,14 +143,12 @@ def await_call(world: World) -> Change | None:
             return Change.of(number, json.loads(text))
         if is_over():
             if membership.agreed(OVER) is None and membership.all_lost:
-                raise RankFailedError(
-                    f"all ranks that had a place are lost: {sorted(membership.lost)}"
-                )
+                raise RankFailedError(f"all ranks with a place are lost: {sorted(membership.lost)}")
             return None
 
 
 def _kept(reports: list[Mapping[str, list[int]]]) -> list[str]:
-    """Return the groups that all members have, with the same calls made and none under way."""
+    """Return the groups on which all members made the same calls and have no open call."""
     counted = Counter(
         (group, *standing) for report in reports for group, standing in report.items()
     )

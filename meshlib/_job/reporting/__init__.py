@@ -1,1 +1,1 @@
-"""What a rank shows of its calls: progress to monitors, and its flight record."""
+"""Reporting a rank's calls: progress for monitors, and the flight record."""

@@ -17,7 +17,7 @@ from transport import _environment as environment
 
 
 class RemoteCalls(GroupInfo, Protocol):
-    """The records of remote calls, in a dump like those of a group."""
+    """The records of remote calls, dumped like those of a group."""
 
     workers: Sequence[str]
 
@@ -27,7 +27,7 @@ class RemoteCalls(GroupInfo, Protocol):
 
 
 class FlightRecord:
-    """Writes the calls in ``recorder`` and, if there were any, the remote ones."""
+    """Writes the calls in ``recorder`` and the remote calls, if there were any."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class FlightRecord:
     ) -> None:
         self.remote_calls: RemoteCalls | None = None
         self.trouble: str | None = None
-        """The first failure of this rank, if it had one."""
+        """The first failure of this rank, if any."""
         self._recorder = recorder
         self._membership = membership
         self._registry = registry
@@ -46,7 +46,7 @@ class FlightRecord:
         self._writing = threading.Lock()
 
     def note_failure(self, failure: str) -> None:
-        """Write the record if ``failure`` is the first, and the launcher said where."""
+        """Write the record if ``failure`` is the first and the launcher has set a directory."""
         if self.trouble is None:
             self.trouble = failure
             self.write_if_requested()
@@ -56,7 +56,7 @@ class FlightRecord:
 
         ``meshlib trace DIRECTORY`` merges the ranks' files. Raises OSError.
         """
-        from meshlib._trace.dump import RankDump  # most jobs write none
+        from meshlib._trace.dump import RankDump  # most jobs write no record
 
         records, workers = self._recorder.records(), ()
         groups = [*self._registry.all()]
@@ -69,16 +69,16 @@ class FlightRecord:
         return RankDump.of(rank, size, records, groups, self.trouble, workers).write(directory)
 
     def write_if_requested(self) -> None:
-        """Write the record where the launcher said, if it did."""
+        """Write the record if the launcher has set a directory."""
         directory = os.environ.get(environment.TRACE_DIR)
         if directory:
             try:
-                # The watcher and the rank's own thread may both come here: the newer record stays.
+                # The watcher and the rank's own thread may both write; the last record stays.
                 with self._writing:
                     self.write(directory)
             except OSError as error:
                 self._log.warning("the flight record was not written: %s", error)
 
     def end_in_a_fork(self) -> None:
-        """Be usable in a fork of this rank's process."""
-        self._writing = threading.Lock()  # a thread that did not come along may have held it
+        """Make this usable in a fork of the rank's process."""
+        self._writing = threading.Lock()  # a thread that the fork lacks may have held it

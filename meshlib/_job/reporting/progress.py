@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter:
-    """Shows the calls of the rank of ``membership``, whose main thread is ``main_thread``."""
+    """Reports the calls of the rank of ``membership``, whose main thread is ``main_thread``."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ProgressReporter:
         self._lock = threading.Lock()
 
     def on_request(self, request: Watched | StackRequest) -> None:
-        """Do what a monitor asks for."""
+        """Answer a monitor's request."""
         if isinstance(request, Watched):
             with self._lock:
                 if not self._closed:
@@ -64,7 +64,7 @@ class ProgressReporter:
         )
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """Stop reporting."""
         with self._lock:
             self._closed = True
             if self._posting is not None:

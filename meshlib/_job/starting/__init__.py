@@ -1,1 +1,1 @@
-"""The beginning of a job: ``init_process_group``, and how a rank finds the others."""
+"""The beginning of a job: ``init_process_group``, and how a rank finds the other ranks."""

@@ -1,4 +1,4 @@
-"""Finding the other ranks of a job: by a URL, or at a store that the user gives."""
+"""Finding the other ranks of a job, by a URL or through a store that the user passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_INIT_METHOD = "env://"
 
 
 class FoundJob(NamedTuple):
-    """The store that the ranks share, this rank, the number of ranks, and how they connect."""
+    """The shared store, this rank, the number of ranks, and the settings of connections."""
 
     store: Store
     rank: int
@@ -41,10 +41,11 @@ def find_others(
     timeout: float,
     networked: bool,
 ) -> FoundJob:
-    """Return the store at which the ranks meet, and this rank's number among them.
+    """Return the store that the ranks share, and this rank's number.
 
-    ``default`` is the URL without ``init_method`` and ``store``; ``networked``: ranks are
-    processes. Waits up to ``timeout`` seconds. Raises the errors of ``init_process_group``.
+    ``default`` is the URL if neither ``init_method`` nor ``store`` is given; ``networked``: the
+    ranks are processes. Waits up to ``timeout`` seconds. Raises the errors of
+    ``init_process_group``.
     """
     check_group_name(group_name)
     if init_method is not None and not isinstance(init_method, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -60,7 +61,7 @@ def find_others(
     else:
         _check_given(store, init_method, rank, world_size)
         if isinstance(store, Store):
-            # The user keeps the store, and may use it again: this is the job's part of it.
+            # The user may use the store again, so the job gets a separate part of it.
             shared = next_job_part(in_group(store.clone(), group_name), rank)
         else:
             shared, secret = foreign_rendezvous(
@@ -77,9 +78,9 @@ def find_others(
 def find_alone(
     init_method: str | None, store: object, rank: int, world_size: int, group_name: object
 ) -> FoundJob:
-    """Return the place of a rank in a job that has no other process, and a store of its own.
+    """Return the job of a rank without other processes, with a store of its own.
 
-    Without ``rank`` or ``world_size`` they are the environment's. Raises the errors of
+    ``rank`` and ``world_size`` default to the environment's. Raises the errors of
     ``init_process_group``.
     """
     check_group_name(group_name)
@@ -105,7 +106,7 @@ def check_group_name(group_name: object) -> None:
 
 
 def _number(name: str, given: int, variable: str) -> int:
-    """Return the argument ``name``, or if it is -1 the environment's ``variable``."""
+    """Return the argument ``name``, or the environment's ``variable`` if it is -1."""
     number = to_whole_number(given, name)
     if number != -1:
         return number

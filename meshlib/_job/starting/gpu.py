@@ -24,11 +24,11 @@ NCCL_BACKEND = "cpu:auto,cuda:nccl"
 
 
 def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None:
-    """Make this rank's GPU the calling thread's current one; every rank of ``world`` calls it.
+    """Make this rank's GPU the calling thread's current one. Every rank of ``world`` calls.
 
-    Returns the backends for a mesh of GPUs that all ranks agree on: NCCL where each rank has a GPU
-    of its own, None (via the host) otherwise. Warns when ranks of this host share a GPU. Raises
-    DistBackendError, on every rank, when one of them has no GPU.
+    Returns the backends for a mesh of GPUs, the same on all ranks: NCCL if each rank has its own
+    GPU, otherwise None (via the host). Warns if ranks of this host share a GPU. Raises
+    DistBackendError on every rank if one rank has no GPU.
     """
     from transport._nccl.library import has_provider  # a job without GPUs does not load it
 
@@ -44,8 +44,8 @@ def choose_cuda_device(world: World, driver: Driver | None = None) -> str | None
         raise trouble
     if not state[0]:
         raise DistBackendError(
-            "device_type is 'cuda', but another rank has no GPU that it can use: its own error"
-            " says why; expected a GPU on every rank, or device_type='cpu'"
+            "device_type is 'cuda', but another rank has no usable GPU (see its own error);"
+            " expected a GPU on every rank, or device_type='cpu'"
         )
     return NCCL_BACKEND if state[1] else None
 
@@ -54,7 +54,7 @@ def bind_cuda_device(world: World, device_id: Any, driver: Driver | None = None)
     """Make ``device_id`` this rank's GPU, and connect all ranks if the default backend is NCCL.
 
     Every rank of ``world`` calls. ``"cpu"`` binds nothing. Raises ValueError for a value that is
-    not a device, or none that this process has.
+    not a device, or not a device of this process.
     """
     device = _number_of(device_id)
     if device is None:
@@ -72,14 +72,14 @@ def bind_cuda_device(world: World, device_id: Any, driver: Driver | None = None)
 
 
 def _number_of(device_id: Any) -> int | None:
-    """Return the number of the GPU that ``device_id`` names, None for the CPU."""
+    """Return the number of the GPU ``device_id``, or None for the CPU."""
     if isinstance(device_id, str):
         if device_id == "cpu":
             return None
         kind, _, text = device_id.partition(":")
         number = int(text) if kind == "cuda" and text.isdecimal() else None
     else:
-        # CuPy's devices have an id, torch's an index.
+        # CuPy's devices have an ``id``, torch's an ``index``.
         given = getattr(device_id, "id", getattr(device_id, "index", device_id))
         try:
             number = operator.index(given)
@@ -94,7 +94,8 @@ def _number_of(device_id: Any) -> int | None:
 
 
 def _choose(driver: Driver, bound: int | None) -> bool:
-    """Choose the device ``bound``, or by LOCAL_RANK; return whether ranks of this host share it."""
+    """Choose the device ``bound``, or one by LOCAL_RANK; return whether ranks of this host share
+    it."""
     count = driver.device_count()
     if count == 0:
         raise DistBackendError(
@@ -104,13 +105,13 @@ def _choose(driver: Driver, bound: int | None) -> bool:
     local_rank = launched_local_rank() or 0
     ranks = int(os.environ.get(environment.LOCAL_WORLD_SIZE, local_rank + 1))
     driver.choose_device(local_rank % count if bound is None else bound)
-    # A launcher may show each rank a GPU of its own, and no other (Slurm's --gpus-per-task does);
-    # else one visible GPU is the same for all.
+    # With Slurm's --gpus-per-task, each rank sees only its own GPU. Otherwise a single visible GPU
+    # is the same for all ranks.
     own = count == 1 and "SLURM_GPUS_PER_TASK" in os.environ
     if ranks > count and not own:
         warnings.warn(
             f"{ranks} ranks of this host share {count} GPU{'s' if count > 1 else ''}; NCCL cannot"
-            " do that, so their arrays travel by way of the host. For speed, start as many ranks"
+            " do that, so their arrays are sent through the host. For speed, start as many ranks"
             " as there are GPUs",
             stacklevel=4,
         )

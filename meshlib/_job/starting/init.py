@@ -1,4 +1,4 @@
-"""Beginning and ending: ``init_process_group`` and ``destroy_process_group``."""
+"""The beginning and end of a job: ``init_process_group`` and ``destroy_process_group``."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ def init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """Join the job: find the other ranks, and make the default group of all of them.
+    """Join the job: find the other ranks, and create the default group of all ranks.
 
     ``init_method`` is a URL: ``env://`` by default, ``tcp://host:port``, ``file:///path``,
-    ``solo://`` for a world of one, ``mpi://`` where MPI knows the ranks (the default of
-    ``backend="mpi"``). In its place an explicit ``store`` may be given, with ``rank`` and
-    ``world_size``; waits on that store then end with ``RankFailedError`` when a rank is lost. The
-    store may be another library's, with ``set``, ``get`` and ``add`` as ``torch.distributed.Store``
-    has them. Rank 0 then publishes in it the address and the secret of the job's own store.
+    ``solo://`` for a world of one, ``mpi://`` if MPI assigns the ranks (the default of
+    ``backend="mpi"``). Alternatively pass a ``store`` with ``rank`` and ``world_size``; waits on
+    that store then end with ``RankFailedError`` when a rank is lost. The store may be another
+    library's, with ``set``, ``get`` and ``add`` like ``torch.distributed.Store``. Rank 0 then
+    publishes in it the address and the secret of the job's own store.
 
     ``timeout`` (seconds, timedelta, "30s"; by default 30 minutes) bounds this call and is the
-    default deadline of all others. ``group_name`` keeps jobs apart that share a store.
+    default deadline of all later calls. ``group_name`` separates jobs that share a store.
 
-    With ``backend="fake"`` this process is ``rank`` of ``world_size`` ranks, the others do not
-    exist, and calls return at once (docs/run/fake.md). It takes neither ``init_method`` nor
-    ``store``; in place of an argument, the environment's RANK or WORLD_SIZE counts.
+    With ``backend="fake"`` this process is ``rank`` of ``world_size`` ranks, the other ranks do not
+    exist, and calls return at once (docs/run/fake.md). Neither ``init_method`` nor ``store`` is
+    allowed; ``rank`` and ``world_size`` default to the environment's RANK and WORLD_SIZE.
 
-    With ``backend="inproc"`` the calling thread alone becomes the rank. In
-    ``meshlib.testing.run_ranks`` a thread has its rank from the run, as a process has it from a
-    launcher, and the run's ``backend`` and ``timeout`` are the defaults.
+    With ``backend="inproc"`` only the calling thread becomes the rank. In
+    ``meshlib.testing.run_ranks`` a thread gets its rank from the run, and the run's ``backend`` and
+    ``timeout`` are the defaults.
 
     ``device_id`` (a number, ``"cuda:1"``, or an object with ``id`` or ``index``) binds this rank to
-    a GPU: it becomes the calling thread's current one. NCCL, if it is a backend, then connects all
-    ranks here instead of at the first call. Groups that all ranks make together need no connections
-    of their own. ``pg_options`` is accepted for compatibility with c10d.
+    a GPU, which becomes the calling thread's current one. If NCCL is a backend, it then connects
+    all ranks here instead of at the first call. Groups that all ranks create together need no
+    further connections. ``pg_options`` is accepted for compatibility with c10d.
 
-    Raises ValueError and TypeError for wrong arguments, and ValueError when there is a default
-    group already. Raises LaunchEnvironmentError (a ValueError) for missing environment variables,
-    ``DistNetworkError`` when the store cannot be reached, and ``DistStoreError`` with the missing
-    ranks when not all ranks come in time.
+    Raises ValueError or TypeError for invalid arguments, and ValueError if there is already a
+    default group. Raises LaunchEnvironmentError (a ValueError) for missing environment variables,
+    ``DistNetworkError`` if the store cannot be reached, and ``DistStoreError`` with the missing
+    ranks if not all ranks arrive in time.
     """
     if environment.DEBUG in os.environ:
         set_debug_level_from_env()
@@ -78,7 +78,7 @@ def init_process_group(
     chosen = parse_backend(mine.backend if mine is not None and backend is None else backend)
     if find_world() is not None and not (mine is not None and mine.provided):
         raise ValueError(
-            "the default process group is initialised already; call destroy_process_group() first"
+            "the default process group is already initialised; call destroy_process_group() first"
         )
     default = DEFAULT_TIMEOUT if mine is None else mine.timeout
     seconds = default if timeout is None else to_seconds(timeout)
@@ -100,9 +100,7 @@ def init_process_group(
                 timeout=seconds,
                 networked=not thread_only,
             )
-        if (
-            mine is not None and mine.world is not None
-        ):  # the program makes its own, as in a process
+        if mine is not None and mine.world is not None:  # the program creates its own World
             provided = mine.world
             install(None, thread_only=True)
             provided.close(drain=0.0, linger=0.0)
@@ -123,7 +121,7 @@ def init_process_group(
         atexit.unregister(_close_at_exit)  # once, however many jobs a process joins
         atexit.register(_close_at_exit)
         if device_id is not None:
-            # Without a device_id no GPU is needed.
+            # Imported here, because most jobs need no GPU.
             from meshlib._job.starting.gpu import bind_cuda_device
 
             undo.callback(destroy_process_group)
@@ -132,15 +130,15 @@ def init_process_group(
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Leave ``group``, or everything when it is None or the default group.
+    """Leave ``group``, or the job if ``group`` is None or the default group.
 
-    Calls under way get a few seconds to end. Afterwards ``init_process_group`` may be called
-    again. A group of which this rank is not a member is ignored.
+    Open calls get a few seconds to end. After leaving the job, ``init_process_group`` may be called
+    again. A group without this rank is ignored.
 
-    Ranks that leave everything compare their calls, because the last call of a job may exchange
-    nothing that shows a mismatch. If ranks that left before had made other calls, this raises
-    ``CollectiveMismatchError`` with the table, after everything has ended. Raises ValueError when
-    there is no default group, TypeError unless ``group`` is one.
+    Ranks that leave the job compare their calls, because the last call may exchange no data that
+    reveals a mismatch. If ranks that left before had made different calls, this raises
+    ``CollectiveMismatchError`` with the table, after this rank has left. Raises ValueError if there
+    is no default group, TypeError if ``group`` is not a group.
     """
     world = current_world()
     if group is not None:
@@ -158,14 +156,14 @@ def is_initialized() -> bool:
 
 
 def ensure_world() -> World:
-    """Return the World; initialise the default process group from the environment if need be."""
+    """Return the World; initialise the default process group from the environment if necessary."""
     if find_world() is None:
         init_process_group()
     return current_world()
 
 
 def _close_at_exit() -> None:
-    """End a World that its program did not end, quickly and silently."""
+    """Close a World that the program did not close, quickly and silently."""
     world = find_world()
     if world is None:
         return
@@ -174,11 +172,11 @@ def _close_at_exit() -> None:
     failed = getattr(sys, "last_value", None)
     if failed is not None:
         world.announce_exit(f"ended with {type(failed).__name__}: {failed}")
-        # If this rank serves the store, the others still have to read the error there.
+        # If this rank serves the store, the other ranks must still read the error there.
         with suppress(CollectiveMismatchError):
             world.close(drain=0.0, linger=FAILED_LINGER_SECONDS)
         return
     try:
         world.close(drain=EXIT_DRAIN_SECONDS)
     except CollectiveMismatchError as error:
-        world.log.error("%s", error)  # no caller is left to catch it
+        world.log.error("%s", error)  # no caller can catch it

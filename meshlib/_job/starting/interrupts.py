@@ -1,4 +1,4 @@
-"""When Ctrl-C is deferred: from ``init_process_group`` to ``destroy_process_group``."""
+"""Defers Ctrl-C from ``init_process_group`` to ``destroy_process_group``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from transport._waiting.interrupts import InterruptHandler
 
 
 def defer_interrupts() -> Callable[[], None]:
-    """Raise Ctrl-C only at waits of the library and in the program; return a function to end that.
+    """Raise Ctrl-C only in the program and in the library's waits; return a function that ends
+    this.
 
-    Nothing changes in another thread than the main one, and where the program handles SIGINT.
+    Does nothing outside the main thread, or if the program handles SIGINT.
     """
     handler = InterruptHandler("meshlib", "transport")
     if threading.current_thread() is not threading.main_thread():
@@ -36,6 +37,6 @@ def defer_interrupts() -> Callable[[], None]:
 
 
 def _notebook() -> Any:
-    """Return IPython's shell, None outside of IPython."""
+    """Return IPython's shell, or None outside IPython."""
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()

@@ -1,4 +1,4 @@
-"""The log that the agents of several nodes share, in the store on which their ranks meet.
+"""The log that the agents of several nodes share, in the store of their ranks.
 
 The agent that serves the store leads. Two threads connect this node to the log, so that the store
 never delays the agent. The sender appends this node's records and its heartbeat. The follower reads
@@ -46,10 +46,10 @@ _PAUSE_SECONDS = 0.1
 
 
 class SharedLog(AgentLog):
-    """This node's part in the log of a job on several nodes.
+    """This node's access to the log of a job on several nodes.
 
-    ``agent`` names this launch, ``knock`` wakes the agent's loop. Raises DistNetworkError when
-    this node is to serve the store and cannot.
+    ``agent`` names this launch, ``knock`` wakes the agent's loop. Raises DistNetworkError if this
+    node must serve the store and cannot.
     """
 
     alone = False
@@ -100,11 +100,11 @@ class SharedLog(AgentLog):
         written.wait(_MOMENT_SECONDS)
 
     def close(self, *, in_touch: bool) -> None:
-        """See ``AgentLog``. The leader stays until the others have left, for some seconds."""
+        """See ``AgentLog``. The leader waits some seconds for the other agents to leave."""
         self._closing.set()
         self._send_queue.put(None)
         if not in_touch and self._server is None:
-            return  # the threads wait for a silent store; the process need not wait for them
+            return  # the threads may wait for a silent store; do not join them
         self._sender.join(FAREWELL_SECONDS)
         if self._follower is not None:
             self._follower.close()
@@ -119,7 +119,7 @@ class SharedLog(AgentLog):
                 try:
                     self._send(store)
                 except Exception:
-                    store.hang_up()  # an orderly end would wait, and withdraw the will
+                    store.hang_up()  # an orderly close would wait, and withdraw the will
                     raise
         except Exception as error:  # noqa: BLE001 (an agent without its log would wait forever)
             self._lose_touch(error)
@@ -129,10 +129,10 @@ class SharedLog(AgentLog):
         if isinstance(error, StoreSilentError) and error.seconds is not None:
             why = f"no answer for {error.seconds:g} s"
         where = format_address(self.host, self.port)
-        self._deliver(CutOff(f"lost touch with the job's store at {where}: {why}"))
+        self._deliver(CutOff(f"lost the connection to the job's store at {where}: {why}"))
 
     def _serve(self) -> TCPStoreServer | None:
-        """Return the store's server if this node has to serve it."""
+        """Return the store's server if this node must serve it."""
         return _serve_if_ours(self._nodes, self._key)
 
     def _send(self, store: Store) -> None:
@@ -158,10 +158,10 @@ class SharedLog(AgentLog):
                 self._join_notes.tick(time.monotonic())
 
     def _keep(self, store: Store) -> None:
-        """Renew what keeps the job's keys in ``store``, if a server alone does not."""
+        """Renew the lease of the job's keys in ``store``, if they need one."""
 
     def _leave(self, store: Store) -> None:
-        """Leave ``store``, in which this node has posted that it leaves the job."""
+        """Leave ``store``, after this node has posted that it leaves the job."""
 
     def _follow(self, store: Store) -> None:
         leading = None
@@ -173,9 +173,9 @@ class SharedLog(AgentLog):
         self._follower = Follower(store, self._agent, leading, self._deliver, self._lose_touch)
 
     def _connect(self) -> Store | None:
-        """Wait until the store is served and return a connection to it; None if closed before.
+        """Wait until the store is served; return a connection, or None if closed before.
 
-        An address that could not be resolved at first may turn out to be this machine's.
+        An address that cannot be resolved at first may later prove to be this machine's.
         """
         host = self.host
         deadline = Deadline.after(self._nodes.join_timeout)
@@ -183,7 +183,7 @@ class SharedLog(AgentLog):
         unanswered: Deadline | None = None
         while not self._closing.is_set():
             try:
-                # First and alone: resolving may take longer than an attempt to connect may.
+                # Resolve separately, because that may exceed the time of an attempt to connect.
                 if self._server is None and not resolves(host):
                     raise DistNetworkError(f"cannot resolve {host}")
                 if undecided:
@@ -205,11 +205,11 @@ class SharedLog(AgentLog):
         return None
 
     def _open_store(self, seconds: float) -> TCPStore:
-        # The serving node does not need the name by which others find it.
+        # The serving node need not resolve its own public name.
         served = self._server.address if self._server is not None else None
         host, port = served or (self.host, self.port)
         store = TCPStore(host, port, timeout=seconds, secret=self._key)
-        # Little of the time for joining may be left; an answer gets its own.
+        # Little time for joining may be left, so requests get a separate timeout.
         store.set_timeout(self._beat)
         return store
 
@@ -219,9 +219,9 @@ class SharedLog(AgentLog):
 
 
 def _serve_if_ours(nodes: NodeOptions, secret: bytes | None) -> TCPStoreServer | None:
-    """Return the store's server if it is this node that has to serve it.
+    """Return the store's server if this node must serve it.
 
-    Raises DistNetworkError when it must and cannot.
+    Raises DistNetworkError if it must and cannot.
     """
     wish = nodes.is_host
     if wish == 0 or (wish < 0 and nodes.rank not in (None, 0)):
@@ -236,5 +236,5 @@ def _serve_if_ours(nodes: NodeOptions, secret: bytes | None) -> TCPStoreServer |
             return None  # another agent on this machine was first
         if secret is None or is_local(nodes.host):
             raise
-    # The address leads here by some translation on the way: a service, a container's host.
+    # The address is translated to this machine: that of a service, or of a container's host.
     return TCPStoreServer("", nodes.port, secret=secret)

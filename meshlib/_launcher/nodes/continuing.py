@@ -1,10 +1,10 @@
-"""The decisions of the leading agent, for a job whose ranks go on when others are lost.
+"""The decisions of the leading agent, for a job whose ranks continue when others are lost.
 
-A rank's loss concerns its node, which may start another. The loss of a node takes its ranks along.
-A node that comes while the others run brings ranks that join them. All new ranks get numbers that
-no rank had; the leader gives them, so that no two nodes give the same.
+If a rank is lost, its node may start a replacement. If a node is lost, its ranks are lost as well.
+The ranks of a node that joins later join the running ranks. The leader assigns every new rank an
+unused number.
 
-The job's result is that of its first member: rank 0 at the beginning. After an epoch without rank 0
+The job's result is that of its first member, rank 0 at the beginning. After an epoch without rank 0
 (``shrink_group``, ``ElasticMesh``) it is the first member of that epoch.
 """
 
@@ -34,11 +34,11 @@ from meshlib._launcher.ranks.failure import RankExit
 from transport._store.base import Store
 
 LastMembers = Callable[[int], Sequence[int] | None]
-"""Says of an attempt who the members of its last epoch are, by place; None: who they were first."""
+"""Returns the members of an attempt's last epoch, by place; None: those of its beginning."""
 
 
 def leader_of(options: LaunchOptions, agent: str, last_members: LastMembers) -> Leader:
-    """Return the leader of the job that ``options`` describe."""
+    """Return the leader of the job described by ``options``."""
     now = time.monotonic()
     if options.continues:
         return ContinuingLeader(options, agent, now, last_members)
@@ -46,7 +46,7 @@ def leader_of(options: LaunchOptions, agent: str, last_members: LastMembers) -> 
 
 
 class ContinuingLeader(Leader):
-    """A ``Leader`` that ends an attempt only when all ranks have ended, or the user wants it to."""
+    """A ``Leader`` that ends an attempt only if all ranks have ended or the user requests it."""
 
     def __init__(
         self, options: LaunchOptions, agent: str, now: float, last_members: LastMembers
@@ -55,8 +55,8 @@ class ContinuingLeader(Leader):
         self._last_members = last_members
 
     def losses(self, record: AgentRecord) -> list[RankLost]:
-        """Return the ranks that are lost according to ``record``: also those of a node that was
-        told to end, alone.
+        """Return the ranks that ``record`` reports as lost, including those of a node that alone
+        was interrupted.
         """
         if (
             isinstance(record, RanksEnded)
@@ -77,12 +77,12 @@ class ContinuingLeader(Leader):
         return [self._admit(attempt, request)]
 
     def _running(self, attempt: AttemptState) -> list[str]:
-        """Return the members that have ranks running."""
+        """Return the members with running ranks."""
         gone = attempt.ended.keys() | attempt.lost.keys()
         return [agent for agent in attempt.members if agent not in gone]
 
     def _is_ending(self, attempt: AttemptState) -> bool:
-        """True if ranks have come to the end of their program."""
+        """True if ranks have finished their program."""
         return any(one.well for one in attempt.ended.values())
 
     def _failed(self, attempt: AttemptState, record: RankFailed) -> list[AgentRecord]:
@@ -98,7 +98,7 @@ class ContinuingLeader(Leader):
 
     def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
         if record.leaves and record.agent != self._serves:
-            return []  # its ranks are lost when they have ended
+            return []  # its ranks count as lost when they have ended
         return super()._interrupted(attempt, record)
 
     def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
@@ -126,9 +126,9 @@ class ContinuingLeader(Leader):
 
 
 def last_members(store: Store, attempt: int) -> list[int] | None:
-    """Return the members of the last epoch that was agreed on in ``attempt``, by place.
+    """Return the members of the last agreed epoch of ``attempt``, by place.
 
-    None without an agreement: the members are those that began the job.
+    None if there was no agreement: the members are those that began the job.
     """
     log = last_log(store, attempt)
     if log is None:
@@ -143,10 +143,10 @@ def last_members(store: Store, attempt: int) -> list[int] | None:
 
 
 def exits_of_first(members: Sequence[int], exits: Sequence[RankExit]) -> list[RankExit]:
-    """Return those of ``exits`` (of failed or stopped ranks) that decide the job's result.
+    """Return the entries of ``exits`` (of failed or stopped ranks) that decide the job's result.
 
-    None of them if the first of ``members`` has ended well: other failures were reported when they
-    came. All members' exits if it has failed because of others.
+    No entry if the first of ``members`` succeeded: other failures have already been reported. All
+    members' entries if the first member failed because of others.
     """
     first = next((item for item in exits if item.rank == members[0]), None)
     if first is None:

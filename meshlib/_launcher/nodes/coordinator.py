@@ -1,9 +1,9 @@
 """The coordinator of one node: its agent's link to the other agents of the job.
 
-An agent is an event loop. It asks its coordinator for a place (``join``), reports the ends of its
-ranks, and obeys the events of ``poll``. Reports are records of a log, to which the leading agent
-adds its decisions (``leader``). Agents of several nodes share that log (``agents_log``). An agent
-that is alone leads, and answers itself (``OwnLog``).
+An agent is an event loop. It requests a place from its coordinator (``join``), reports the exits of
+its ranks, and follows the decisions of ``poll``. Reports are records of a log, to which the leading
+agent adds its decisions (``leader``). Agents of several nodes share that log (``agents_log``). An
+agent of a single node leads itself (``OwnLog``).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _STORE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Start the ``ranks`` that were asked for (``want``): they come to those that run."""
+    """Start the requested ``ranks`` (``want``), in addition to the running ones."""
 
     ranks: range
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the ranks: something happened elsewhere. ``saves``: they have time to save."""
+    """End the ranks because of an event on another node. ``saves``: they have time to save."""
 
     reason: str
     saves: bool = False
@@ -61,10 +61,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The attempt is over on all nodes: begin another, or end with these failures.
+    """The attempt is over on all nodes: begin another one, or end with these failures.
 
-    ``exits`` are the failures on all nodes and the ranks that were stopped, ``error`` a failure
-    that was no rank's and led to those of ranks.
+    ``exits`` are the failed and stopped ranks of all nodes, ``error`` a failure outside the ranks
+    that caused theirs.
     """
 
     again: bool
@@ -78,10 +78,10 @@ StoreAction = Callable[[Store], None]
 
 
 class AgentLog(ABC):
-    """Carries records between agents, and events to their ranks. No method blocks for long.
+    """Carries records between agents, and events to their ranks. No method blocks for a long time.
 
-    ``host``, ``port`` and ``secret`` (hexadecimal) lead ranks to the store, or ``url``, if that is
-    in an etcd.
+    ``host``, ``port`` and ``secret`` (hexadecimal) are those of the ranks' store; if the store is
+    in etcd, ``url`` is its address.
     """
 
     host: str
@@ -102,27 +102,27 @@ class AgentLog(ABC):
 
     @abstractmethod
     def read(self) -> list[AgentRecord]:
-        """Return the records that are new here, in order."""
+        """Return the new records, in order."""
 
     @abstractmethod
     def run_on_store(self, action: StoreAction) -> None:
-        """Call ``action`` with the store on which the ranks are."""
+        """Call ``action`` with the ranks' store."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when the posted records are written, or after a moment."""
+        """Wait briefly until the posted records are written."""
 
     def close(self, *, in_touch: bool) -> None:
-        """Leave; ``in_touch``: the store can be reached. Idempotent."""
+        """Close the log. ``in_touch``: the store can be reached. Idempotent."""
         del in_touch
         if self._server is not None:
             self._server.close()
 
 
 class OwnLog(AgentLog):
-    """The log of an agent that is alone: the leader answers at once.
+    """The log of a single agent, which is its own leader.
 
-    Port 0 takes any free one, so that jobs on one machine never meet.
+    Port 0 means any free port, so that jobs on one machine do not collide.
     """
 
     alone = True
@@ -166,9 +166,9 @@ class OwnLog(AgentLog):
 
 
 class Coordinator:
-    """One job, seen from the node that the launch ``agent`` has started ``ranks`` ranks on.
+    """The link between the job and the agent of one node, the launch ``agent``.
 
-    All methods return soon and are for one thread.
+    All methods return quickly; one thread calls them.
     """
 
     def __init__(self, options: LaunchOptions, agent: str, log: AgentLog) -> None:
@@ -182,7 +182,7 @@ class Coordinator:
         self._decisions: list[Decision] = []
 
     def join(self) -> None:
-        """Ask for a place in the next attempt: a ``NodePlacement`` will follow."""
+        """Request a place in the next attempt; the decision ``NodePlacement`` follows."""
         self._placement = self._ended = None
         nodes, host = self._options.nodes, socket.gethostname()
         self._log.post(
@@ -207,21 +207,21 @@ class Coordinator:
 
     @property
     def alone(self) -> bool:
-        """True if all ranks are this node's."""
+        """True if all ranks run on this node."""
         return self._log.alone
 
     @property
     def in_touch(self) -> bool:
-        """True if the agent that leads tells of the same end."""
+        """True if the leading agent also reports the result."""
         return self._cut_off is None
 
     def want(self, count: int) -> None:
-        """Ask the leader for ``count`` more ranks; the decision ``StartRanks`` follows."""
+        """Request ``count`` more ranks from the leader; the decision ``StartRanks`` follows."""
         if self._placement is not None:
             self._log.post(MoreRanksRequest(self._agent, self._placement.attempt, count))
 
     def failed(self, exit_: RankExit) -> None:
-        """Tell the job's ranks, and the other nodes, that a rank here has failed."""
+        """Report a failed rank of this node to the job's ranks and the other nodes."""
         if self._placement is not None:
             loss, attempt = exit_.loss, self._placement.attempt
             self._log.run_on_store(lambda store: announce_lost(store, [loss]))
@@ -230,30 +230,29 @@ class Coordinator:
             )
 
     def finished(self, ranks: Sequence[int]) -> None:
-        """Tell the job's ranks, which may wait, that the programs of ``ranks`` here ended well."""
+        """Report to the job's ranks that the programs of ``ranks`` on this node succeeded."""
         self._running -= len(ranks)
         if self._placement is not None and (self._running or not self.alone):
             attempt = self._placement.attempt
             self._log.run_on_store(lambda store: announce_ends(store, attempt, ranks))
 
     def interrupted(self, *, leaves: bool, saves: bool) -> None:
-        """Report that the user ends the job, before the ranks here are told.
+        """Report that the user ends the job, before the ranks of this node are stopped.
 
-        ``leaves``: this node alone ends, if the others can go on without it. ``saves``: otherwise
-        their ranks have time to save, as those here. Returns when the
-        report is out, or after a moment: the ranks of other nodes fail when the ranks here end, and
-        the first report is taken for the cause.
+        ``leaves``: only this node ends, if the others can continue without it. ``saves``: the ranks
+        of all nodes that end have time to save. Waits briefly until the report is written: when the
+        ranks here end, ranks of other nodes fail, and the first report counts as the cause.
         """
         if self._placement is not None:
             self._log.post(Interrupted(self._agent, self._placement.attempt, leaves, saves))
             self._log.flush()
 
     def ended(self, exits: Sequence[RankExit], interrupted: bool, well: int = 0) -> None:
-        """Tell that no rank runs here any more: ``Verdict`` will follow.
+        """Report that no rank runs on this node any more; the decision ``Verdict`` follows.
 
-        ``exits`` are those that failed or were stopped, ``well`` how many others there are;
-        ``interrupted``: the user has asked for it, which allows no further attempt. Also before
-        there was a place.
+        ``exits`` are the failed and stopped ranks, ``well`` is the number of successful ones.
+        ``interrupted``: the user requested the end, so no attempt follows. May be called before
+        this node has a place.
         """
         first = self._ended is None
         self._ended = exits if self._ended is None else self._ended
@@ -264,16 +263,16 @@ class Coordinator:
             self._log.post(RanksEnded(self._agent, self._placement.attempt, list(exits), well))
         all_lost = self._options.continues and not well
         if interrupted or (all_lost and not self._log.serves):
-            # The others may go on; who started this launcher may start it again.
+            # Other nodes may continue; this launcher may be started again.
             self._decisions.append(Verdict(False, self._ended))
 
     def close(self) -> None:
-        """Leave the job. The leader stays until the others have left, for some seconds."""
+        """Leave the job. The leader waits some seconds for the other agents to leave."""
         self._log.post(AgentLeft(self._agent))
         self._log.close(in_touch=self._cut_off is None)
 
     def _take(self, record: AgentRecord) -> None:
-        """Turn a record into actions of the agent."""
+        """Turn a record into decisions for the agent."""
         attempt = self._placement.attempt if self._placement is not None else None
         match record:
             case StopAll(attempt=about, reason=reason, saves=saves) if about == attempt:
@@ -288,7 +287,7 @@ class Coordinator:
             case JoinRefused(agent=self._agent, reason=reason):
                 self._decisions.append(Verdict(False, (), reason))
             case AgentLeft(agent=self._agent, lost=str() as why):
-                self._lose_touch(f"the node that leads has given this one up: it {why}")
+                self._lose_touch(f"the leading node has declared this node lost: it {why}")
             case CutOff(reason=reason):
                 self._lose_touch(reason)
             case _:
@@ -315,7 +314,7 @@ class Coordinator:
             self._decisions.append(Verdict(result.again, result.exits, result.error))
         elif self._placement is None and not result.again:
             if self._options.continues and not result.exits and result.error is None:
-                self._decisions.append(Verdict(False))  # it was needed by nobody
+                self._decisions.append(Verdict(False))  # the job did not need it
                 return
             error = result.error or "the job ended before this node could join it"
             self._decisions.append(Verdict(False, (), error))

@@ -2,8 +2,8 @@
 
 All keys of a job have one prefix and one lease, which every agent renews. The last agent to leave
 revokes the lease, and etcd deletes the keys. If all agents are killed, the lease expires. The key
-``job`` holds the number of the lease. An agent that finds the key appends a ``Knock``, and joins
-only when it is answered: the key may be left over from a job whose agents were killed.
+``job`` holds the number of the lease. An agent that finds the key appends a ``Knock`` and joins
+only after an answer, because the key may be left over from a job whose agents were killed.
 
 One agent leads. If it leaves or falls silent, another takes over, in a new term.
 """
@@ -42,7 +42,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class EtcdLog(SharedLog):
-    """This node's part in the log of a job whose store is in an etcd."""
+    """This node's access to the log of a job whose store is in etcd."""
 
     _knocked = 0
     """The lease of the job to which this agent has sent a ``Knock``."""
@@ -69,8 +69,9 @@ class EtcdLog(SharedLog):
         return None
 
     def _enter(self, root: EtcdStore) -> EtcdStore | None:
-        """Return the store of the job under ``root``, after starting one if there is none. Return
-        None if a job exists but none of its agents has answered yet.
+        """Return the store of the job under ``root``, which is started if there is none.
+
+        Returns None if a job exists but none of its agents has answered yet.
         """
         if not root.check([_JOB]):
             lease = root.grant(2 * self._silence)
@@ -137,13 +138,14 @@ class LeaderElection:
         self._past: list[AgentRecord] = []
         self._gone: set[str] = set()
         self.present: set[str] = {agent}
-        """The agents that take part, according to the log read so far."""
+        """The participating agents, according to the log read so far."""
         self.leading: Leading | None = None
         """Set while this agent leads."""
 
     def admits(self, record: AgentRecord) -> bool:
-        """Return whether the next ``record`` of the log counts. Starts or ends leading at a new
-        ``Leads`` record.
+        """Return whether the next ``record`` of the log counts.
+
+        A new ``Leads`` record begins or ends the lead of this agent.
         """
         before = self._terms.newest
         if not self._terms.admit(record):
@@ -161,7 +163,7 @@ class LeaderElection:
         return True
 
     def tick(self) -> None:
-        """Claim the lead if nobody leads, at most once in ``beat`` seconds."""
+        """Claim the lead if no agent leads, at most once in ``beat`` seconds."""
         if self.leading is not None or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + self.beat

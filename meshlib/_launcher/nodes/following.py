@@ -1,7 +1,7 @@
 """Follows the log that the agents of several nodes share.
 
-A ``Follower`` reads the records of the log for one agent. On the agent that leads, a ``Leading``
-appends the leader's decisions, also on agents whose heartbeats have ceased.
+A ``Follower`` reads the records of the log for one agent. On the leading agent, a ``Leading``
+appends the leader's decisions, also about agents whose heartbeats have stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 2.0
 FAREWELL_SECONDS = 10.0
-"""The time that a finished leader leaves the other agents to read the job's result."""
+"""The time that a finished leader gives the other agents to read the job's result."""
 
 
 class HeartbeatMonitor:
@@ -42,7 +42,7 @@ class HeartbeatMonitor:
         self._last_beats: dict[str, tuple[bytes, float]] = {}
 
     def silent(self, agents: Sequence[str]) -> list[str]:
-        """Return the silent ones of ``agents``. To be called several times in ``seconds``."""
+        """Return the silent ``agents``. Must be called several times in ``seconds``."""
         now = time.monotonic()
         values = self._store.multi_get([alive_key(agent) for agent in agents]) if agents else []
         for agent, value in zip(agents, values, strict=True):
@@ -54,7 +54,7 @@ class HeartbeatMonitor:
 class Leading:
     """Connects a ``leader`` to the log in ``store``.
 
-    In a store that no node serves, ``term`` counts how often an agent began to lead.
+    ``term`` is the number of the leader's term in a store that no node serves, else 0.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Leading:
         return self._leader.present <= {self._agent}
 
     def take(self, record: AgentRecord) -> None:
-        """Append the leader's answers to a record of the log."""
+        """Append the leader's decisions on a record of the log."""
         self._answer(record)
         self._decide(self._leader.receive(record, time.monotonic()))
 
     def take_over(self, past: Sequence[AgentRecord]) -> None:
-        """Continue from another leader: ``past`` is the log so far."""
+        """Continue for an earlier leader; ``past`` is the log so far."""
         due = self._leader.take_over(past, time.monotonic())
         for record in past:
             self._answer(record)
@@ -90,11 +90,11 @@ class Leading:
         if isinstance(record, Knock):
             self._store.set(answer_key(record.agent), b"")
         losses = self._leader.losses(record)
-        if losses:  # their peers may wait for them, and learn it before they are stopped
+        if losses:  # before their peers, which may wait for them, are stopped
             announce_lost(self._store, losses)
 
     def tick(self) -> None:
-        """Append the records that the leader's clock makes due."""
+        """Append the decisions that are due by now."""
         self._decide(self._leader.tick(time.monotonic()))
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self.beat
@@ -106,8 +106,8 @@ class Leading:
             self._store.append(LOG, "".join(record.line() for record in (*author, *decisions)))
 
     def _check_heartbeats(self) -> None:
-        """Declare lost each agent whose heartbeat has not changed for too many seconds."""
-        why = f"has not been heard of for {self._heartbeats.seconds:g} s"
+        """Declare each agent lost whose heartbeat has not changed for too long."""
+        why = f"sent no heartbeat for {self._heartbeats.seconds:g} s"
         silent = self._heartbeats.silent(sorted(self._leader.present - {self._agent}))
         self._decide([AgentLeft(agent, lost=why) for agent in silent])
 
@@ -116,8 +116,8 @@ class Follower:
     """A thread that reads the log from its beginning and passes each record to ``deliver``.
 
     It ends when ``agent`` leaves the job; if ``agent`` leads, when all others have left. If an
-    error ends it earlier, it calls ``lose_touch`` with the error. If the store outlives nodes,
-    ``election`` decides which agent leads.
+    error ends it earlier, it calls ``lose_touch(error)``. If no node serves the store, ``election``
+    determines the leading agent.
     """
 
     def __init__(
@@ -141,15 +141,15 @@ class Follower:
 
     @property
     def leads(self) -> bool:
-        """Whether this node's agent leads now."""
+        """True if this node's agent leads now."""
         return self._leading is not None
 
     def join(self) -> None:
-        """Wait until the agent's leaving has been read, for some seconds."""
+        """Wait some seconds until the agent's own ``AgentLeft`` has been read."""
         self._thread.join(FAREWELL_SECONDS)
 
     def close(self) -> None:
-        """Stop reading, once the agent has posted that it leaves."""
+        """Stop reading, after the agent has posted that it leaves."""
         self._closing.set()
         if self._election is None:
             self._thread.join(CLOSE_SECONDS if self._leading is None else FAREWELL_SECONDS)

@@ -15,7 +15,7 @@ from meshlib._launcher.options.launch import NodeOptions
 from transport._net.sockets import format_address
 
 _FIRST_NOTE_SECONDS = 5.0
-"""After how long the first note is printed: nodes that start together need none."""
+"""The delay of the first note; nodes that start together need no note."""
 _NEXT_NOTE_SECONDS = 30.0
 
 
@@ -32,12 +32,12 @@ class JoinNotes:
         self._next = 0.0
 
     def begin(self, now: float) -> None:
-        """This node requests a place, and waits until ``on_record`` gets the answer."""
+        """Begin the wait for a place, which ends when ``on_record`` gets the answer."""
         self._began = now
         self._next = now + _FIRST_NOTE_SECONDS
 
     def on_record(self, record: AgentRecord, *, leads: bool) -> None:
-        """Note a record of the log; ``leads``: this node prints the leader's decisions."""
+        """Handle a record of the log; ``leads``: this node prints the leader's decisions."""
         match record:
             case JoinRequest(agent=agent, host=host):
                 self._hosts[agent] = host
@@ -52,19 +52,19 @@ class JoinNotes:
                 self._arrived.discard(agent)
             case JoinAccepted(agent=agent):
                 self._arrived.discard(agent)
-                if agent == self._agent:  # others may get a place while this node waits on
+                if agent == self._agent:  # other nodes may get a place before this one
                     self._began = None
             case _:
                 pass
 
     def tick(self, now: float, unreached: Exception | None = None) -> None:
-        """Print the state of the wait if it is time. ``unreached``: the store's error."""
+        """Print the state of the wait if a note is due. ``unreached``: the store's error."""
         if self._began is None or now < self._next:
             return
         self._next = now + _NEXT_NOTE_SECONDS
         left = f"{max(0.0, self._began + self._nodes.join_timeout - now):.0f} s left"
         if unreached is not None:
-            server = "etcd" if self._nodes.etcd else "the node that leads"
+            server = "etcd" if self._nodes.etcd else "the leading node"
             print_note("meshrun", f"waiting for {server}, at {self._where}, {left}: {unreached}")
             return
         least, most = self._nodes.least, self._nodes.most

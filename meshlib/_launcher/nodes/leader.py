@@ -1,7 +1,7 @@
-"""The decisions of the leading agent: membership, when all must stop, and the next attempt.
+"""The decisions of the leading agent: membership, stopping all ranks, and the next attempt.
 
-Pure: records and the time go in, records come out. ``agents_log`` connects it to those of several
-nodes; the agent of a job on one node asks it directly.
+The leader has no side effects: it turns records and the time into records. ``agents_log`` connects
+it to the agents of several nodes; the agent of a job on one node calls it directly.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Reason:
 class AttemptState:
     """A running attempt, and the known state of its members.
 
-    It began with ``nodes`` nodes and ``size`` ranks. ``ranks`` has all ranks that a member was
-    given, ``next`` is the first free number.
+    It began with ``nodes`` nodes and ``size`` ranks. ``ranks`` has all ranks assigned to each
+    member, ``next`` is the first free number.
     """
 
     nodes: int
@@ -69,21 +69,21 @@ class AttemptState:
 
     @property
     def over(self) -> bool:
-        """True if no member is left that has ranks running."""
+        """True if no member has running ranks."""
         return all(agent in self.ended or agent in self.lost for agent in self.members)
 
     @property
     def exits(self) -> list[RankExit]:
-        """The exits of all ranks, on the nodes that have ended."""
+        """The failed and stopped ranks of the nodes that have ended."""
         return [item for ended in self.ended.values() for item in ended.exits]
 
 
 class Leader:
     """A state machine: ``receive`` each record of the log, and call ``tick`` as time passes.
 
-    Both return the records to add to the log. Between attempts it gathers members. The first time
-    it waits ``last_call`` seconds for more than the least number of them, later only for known
-    ones. The leader's own ``agent`` becomes node 0.
+    Both return the records to add to the log. Between attempts the leader gathers members. At first
+    it waits ``last_call_timeout`` seconds for more than the minimum, later only for known members.
+    The leader's own ``agent`` becomes node 0.
     """
 
     def __init__(self, options: LaunchOptions, agent: str, now: float) -> None:
@@ -95,7 +95,7 @@ class Leader:
         self._candidates: dict[str, JoinRequest] = {}
         self._expected: set[str] = set()
         self.present: set[str] = set()
-        """The agents that have arrived and not gone."""
+        """The agents that have arrived and not left."""
         self._attempt: AttemptState | None = None
         self._gathering_since = now
         self._enough_since: float | None = None
@@ -104,18 +104,18 @@ class Leader:
         """The agent without which the job ends, because it serves the store."""
 
     def ranks_of(self, agent: str) -> Sequence[int]:
-        """Return the ranks that ``agent`` was given in the attempt under way."""
+        """Return the ranks of ``agent`` in the current attempt."""
         return self._attempt.ranks.get(agent, ()) if self._attempt else ()
 
     def losses(self, record: AgentRecord) -> list[RankLost]:
-        """Return the ranks that ``record`` says are lost, for the ranks that wait for them."""
+        """Return the ranks that ``record`` reports as lost, for the ranks that wait for them."""
         if not isinstance(record, AgentLeft) or record.lost is None:
             return []
         how = f"was lost: its node {record.lost}"
         return [RankLost(rank, how) for rank in self.ranks_of(record.agent)]
 
     def receive(self, record: AgentRecord, now: float) -> list[AgentRecord]:
-        """Take note of a record of the log; return decisions that follow."""
+        """Process a record of the log; return the resulting decisions."""
         if isinstance(record, JoinRequest):
             return self._join(record, now)
         if isinstance(record, AgentLeft):
@@ -136,7 +136,7 @@ class Leader:
                 return []
 
     def tick(self, now: float) -> list[AgentRecord]:
-        """Return decisions that time has brought about."""
+        """Return the decisions that are due at the time ``now``."""
         if self._attempt is not None or self._done:
             return []
         nodes, since = self._nodes, self._enough_since
@@ -146,14 +146,14 @@ class Leader:
             have = ", ".join(request.host for request in self._candidates.values())
             return self._finish(
                 f"waited {nodes.join_timeout:g} s for {nodes.least} nodes;"
-                f" {len(self._candidates)} came: {have}"
+                f" {len(self._candidates)} arrived: {have}"
             )
         return []
 
     def take_over(self, past: Sequence[AgentRecord], now: float) -> list[AgentRecord]:
         """Lead a job whose log so far is ``past``; return the decisions that are due.
 
-        Decisions in it are facts. The earlier leader may have ended before it answered the last
+        Decisions in it are final. The earlier leader may have ended before it answered the last
         records.
         """
         requested: list[MoreRanksRequest] = []
@@ -186,7 +186,7 @@ class Leader:
                 and getattr(record, "attempt", self._number) == self._number
             ):
                 self._recall(self._attempt, record, requested, now)
-        # A node that comes to the end of the job reads how it has ended.
+        # A node that arrives after the end of the job reads the result in the log.
         return [] if self._done else self._due(requested, stopped, held, now)
 
     def _recall(
@@ -196,7 +196,7 @@ class Leader:
         requested: list[MoreRanksRequest],
         now: float,
     ) -> None:
-        """Note the effects of ``record`` on ``attempt``."""
+        """Apply the effects of ``record`` to ``attempt``."""
         match record:
             case RankFailed():
                 self._failed(attempt, record)
@@ -213,10 +213,10 @@ class Leader:
                 attempt.next = max(attempt.next, first + count)
                 requested.remove(next(one for one in requested if one.agent == agent))
             case StopAll(reason=text, saves=saves) if attempt.reason is None:
-                # All other reasons are in records before this one.
+                # All other reasons come from earlier records.
                 attempt.reason, attempt.makes_room = Reason(text, saves=saves), True
             case AttemptResult(again=True):
-                self._go_on(attempt, self._outcome(attempt)[0], now)
+                self._regather(attempt, self._outcome(attempt)[0], now)
                 requested.clear()
             case _:
                 pass
@@ -233,7 +233,7 @@ class Leader:
     def _due(
         self, requested: list[MoreRanksRequest], stopped: int, held: set[str], now: float
     ) -> list[AgentRecord]:
-        """Return the decisions that the earlier leader owed."""
+        """Return the decisions that the earlier leader did not make."""
         due: list[AgentRecord] = []
         attempt, reason = self._attempt, self._attempt and self._attempt.reason
         if reason is not None and stopped != self._number:
@@ -268,11 +268,11 @@ class Leader:
 
     def _join_late(self, attempt: AttemptState, request: JoinRequest) -> list[AgentRecord]:
         if attempt.ended or attempt.reason is not None:
-            return []  # the job is about to end, or to begin again
+            return []  # the job is about to end or to restart
         if len(attempt.members) >= self._nodes.most:
             del self._candidates[request.agent]
             self.present.discard(request.agent)
-            return [JoinRefused(request.agent, f"the job has its {self._nodes.most} nodes already")]
+            return [JoinRefused(request.agent, f"the job already has {self._nodes.most} nodes")]
         attempt.makes_room = True
         return self._stop(attempt, Reason(f"another node ({request.host}) joins"))
 
@@ -285,12 +285,11 @@ class Leader:
         if (request.least, request.most) != (nodes.least, nodes.most):
             return (
                 f"--nnodes is {request.least}:{request.most} there,"
-                f" but {nodes.least}:{nodes.most} on the node that leads"
+                f" but {nodes.least}:{nodes.most} on the leading node"
             )
         if request.on_failure != on_failure:
             return (
-                f"--on-failure is {request.on_failure} there,"
-                f" but {on_failure} on the node that leads"
+                f"--on-failure is {request.on_failure} there, but {on_failure} on the leading node"
             )
         for other in self._candidates.values():
             same_node = request.node is not None and request.node == other.node
@@ -318,7 +317,7 @@ class Leader:
         return [self._admit(self._attempt, request) for request in ordered]
 
     def _admit(self, attempt: AttemptState, request: JoinRequest) -> AgentRecord:
-        """Make an agent the next node, with the next ranks."""
+        """Admit an agent as the next node, with the next ranks."""
         node, first = len(attempt.members), attempt.next
         attempt.next += request.ranks
         attempt.members[request.agent] = request
@@ -330,7 +329,7 @@ class Leader:
         return self._stop(attempt, Reason(text, blames_rank=True, echo=record.echo))
 
     def _more_ranks(self, attempt: AttemptState, record: MoreRanksRequest) -> list[AgentRecord]:
-        """Return the answer: here there is none, the number of ranks is fixed."""
+        """Return no decision, because the number of ranks is fixed here."""
         del attempt, record
         return []
 
@@ -342,7 +341,7 @@ class Leader:
 
     def _interrupted(self, attempt: AttemptState, record: Interrupted) -> list[AgentRecord]:
         attempt.interrupted = True
-        text = f"{self._name(record.agent)} was told to end"
+        text = f"{self._name(record.agent)} was interrupted"
         return self._stop(attempt, Reason(text, saves=record.saves))
 
     def _left(self, record: AgentLeft, now: float) -> list[AgentRecord]:
@@ -361,28 +360,27 @@ class Leader:
         self._expected.discard(agent)
 
     def _fill(self, attempt: AttemptState) -> list[AgentRecord]:
-        """Return the decisions that put waiting nodes into the places of lost ones."""
+        """Return the decisions that replace lost nodes with waiting ones."""
         del attempt
         return []
 
     def _without(self, attempt: AttemptState, record: AgentLeft) -> list[AgentRecord]:
         if record.lost is None:
-            # It has left before the job's end, but knowing so: as if it had been told to.
+            # It left before the job's end on purpose, as if it had been told to end.
             attempt.ended.setdefault(record.agent, RanksEnded(record.agent, self._number))
             return self._interrupted(attempt, Interrupted(record.agent, self._number))
         attempt.lost[record.agent] = record.lost
         return self._stop(attempt, Reason(f"{self._name(record.agent)} {record.lost}"))
 
     def _stop(self, attempt: AttemptState, reason: Reason) -> list[AgentRecord]:
-        """End the attempt for ``reason``, unless it is ended already for one that is not an
-        echo."""
+        """End the attempt for ``reason``, which replaces only an earlier reason that is an echo."""
         known = attempt.reason
         if known is None or (known.echo and not reason.echo):
             attempt.reason = reason
         return [StopAll(self._number, reason.text, reason.saves)] if known is None else []
 
     def _settle(self, attempt: AttemptState, now: float) -> list[AgentRecord]:
-        """Decide on the next step once no rank runs anywhere."""
+        """Decide on the next step when no rank runs on any node."""
         if not attempt.over:
             return []
         failed, exits, error = self._outcome(attempt)
@@ -390,11 +388,11 @@ class Leader:
             return self._finish(error, exits)
         if not exits and not failed:
             return self._finish(None)
-        self._go_on(attempt, failed, now)
+        self._regather(attempt, failed, now)
         return [AttemptResult(self._number - 1, again=True, exits=exits, error=error)]
 
-    def _go_on(self, attempt: AttemptState, failed: bool, now: float) -> None:
-        """Gather for another attempt."""
+    def _regather(self, attempt: AttemptState, failed: bool, now: float) -> None:
+        """Gather members for another attempt."""
         self._restarts_left -= failed
         self._expected = set(attempt.members) - set(attempt.lost) | set(self._candidates)
         self._attempt = None
@@ -402,7 +400,7 @@ class Leader:
         self._number += 1
 
     def _outcome(self, attempt: AttemptState) -> Outcome:
-        """Return whether an attempt has failed, its exits, and the error if no rank is to blame."""
+        """Return whether the attempt has failed, its exits, and the error if no rank caused it."""
         exits, reason = attempt.exits, attempt.reason
         error = None if reason is None or reason.blames_rank else reason.text
         return bool(attempt.lost) or (bool(exits) and not attempt.makes_room), exits, error
@@ -421,10 +419,10 @@ class Leader:
 
 
 def _in_order(requests: list[JoinRequest], leader: str) -> list[JoinRequest]:
-    """Return the nodes in the order of their numbers.
+    """Return the nodes by their numbers.
 
-    Nodes that asked for a number have it, as far as the number of nodes allows. The others fill
-    the gaps in the order of arrival, the leader first.
+    Nodes that requested a number get it, if the number of nodes allows. The others fill the gaps in
+    the order of arrival, the leader first.
     """
     by_node = {request.node: request for request in requests if request.node is not None}
     others = [request for request in requests if request.node is None]

@@ -1,8 +1,8 @@
-"""One meshrun on each of several hosts, started and controlled from here over ssh.
+"""Starts and controls one meshrun on each of several hosts over ssh.
 
-The launchers there meet as any several nodes do. This process passes on what they print and the
-signals that it gets, and ends all when one is lost. If it is killed, ssh closes their standard
-input, which ends them (``controlled``).
+The launchers form a job of several nodes. This process forwards their output and its own signals,
+and ends all launchers if one is lost. If it is killed, ssh closes the launchers' standard input,
+which ends them (``controlled``).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from meshlib._launcher.signals import SignalPipe
 
 _SSH_FAILED = 255
 _OTHERS_SECONDS = 3.0
-"""What the launchers of other hosts get to notice that one has ended badly."""
+"""The time that the other launchers have to notice a failed one."""
 _KILL_SECONDS = 5.0
 _DRAIN_SECONDS = 2.0
 _QUERY_SECONDS = 10.0
-_PASSED_ON = (
+_FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -47,7 +47,7 @@ class _Host:
 
     @property
     def code(self) -> int:
-        """The launcher's exit code as a shell would report it."""
+        """The launcher's exit code, as a shell reports it."""
         code = self.process.returncode
         return 128 - code if code < 0 else code
 
@@ -56,8 +56,10 @@ class _Host:
 
 
 def launch_on_hosts(options: LaunchOptions) -> int:
-    """Run the job on all hosts; return the exit code for the shell: that of the first host, but
-    one's that failed by itself.
+    """Run the job on all hosts; return the exit code for the shell.
+
+    It is that of the first failed host in the list, or 1 if only ssh failed. If ranks continue
+    after a failure, it is 0 if the first host succeeded.
     """
     for note in options.warnings:
         print_note("meshrun", note)
@@ -125,7 +127,7 @@ def _start(
 
 
 def _address_of(options: HostOptions) -> str:
-    """Return the first host's name in ssh's configuration, or the name that was given."""
+    """Return the first host's address in ssh's configuration, or otherwise its name."""
     name = options.hosts[0][0]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         completed = subprocess.run(
@@ -144,7 +146,7 @@ def _address_of(options: HostOptions) -> str:
 
 
 def _watch(hosts: list[_Host], signals: SignalPipe, continues: bool) -> int:
-    """Pass signals on until all have ended; return the exit code."""
+    """Forward signals until all launchers have ended; return the exit code."""
     failed: _Host | None = None
     due: float | None = None
     while True:
@@ -153,7 +155,7 @@ def _watch(hosts: list[_Host], signals: SignalPipe, continues: bool) -> int:
                 failed = host
                 due = None if continues else time.monotonic() + _OTHERS_SECONDS
                 if host.code == _SSH_FAILED:
-                    print_note("meshrun", f"{host.name}: ssh has failed; its words are above")
+                    print_note("meshrun", f"{host.name}: ssh has failed; see its message above")
         running = [host for host in hosts if host.running]
         if not running:
             break
@@ -163,7 +165,7 @@ def _watch(hosts: list[_Host], signals: SignalPipe, continues: bool) -> int:
                 host.send(signal.SIGTERM)
         left = None if due is None else due - time.monotonic()
         for number in signals.wait(left):
-            if number in _PASSED_ON:
+            if number in _FORWARDED:
                 for host in running:
                     host.send(signal.Signals(number))
     own = [host.code for host in hosts if host.code not in (0, _SSH_FAILED)]

@@ -1,8 +1,8 @@
 """The records that the agents of several nodes exchange: lines of one log in the store.
 
-Every agent reads the whole log, so all see the same things in the same order. One of them leads, by
-adding decisions: the agent that serves the store, or any where no node does. A record names the
-agent (its launch's name) or, for a decision, the attempt that it is about.
+Every agent reads the whole log, so all agents get the same records in the same order. One agent
+leads and adds decisions: the agent that serves the store, or any agent if no node does. A record
+has the agent (the name of its launch) or, for a decision, the attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOG = "meshrun/agents"
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord(LogEntry):
-    """One line of the log. Its class is its kind."""
+    """One line of the log. The name of its class is its kind."""
 
     kind: ClassVar[str]
 
@@ -29,7 +29,7 @@ class AgentRecord(LogEntry):
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest(AgentRecord):
-    """An agent asks for a place in the next attempt. ``node`` is the rank that it wants, if any."""
+    """An agent requests a place in the next attempt, perhaps with the number ``node``."""
 
     agent: str
     host: str
@@ -43,8 +43,9 @@ class JoinRequest(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class RankFailed(AgentRecord):
-    """A rank of an agent has failed; ``cause`` completes "rank 3 on host …". An ``echo`` follows
-    from another failure, whose record may arrive later.
+    """A rank of an agent has failed; ``cause`` completes "rank 3 on host …".
+
+    An ``echo`` is the effect of another failure, whose record may arrive later.
     """
 
     agent: str
@@ -56,10 +57,10 @@ class RankFailed(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class Interrupted(AgentRecord):
-    """An agent was told to end, by Ctrl-C or a signal: so is the job.
+    """An agent was interrupted by Ctrl-C or a signal, which ends the job.
 
-    ``leaves``: unless the others can go on without this node. ``saves``: the ranks of all nodes
-    have time to save.
+    ``leaves``: the job ends only if it cannot continue without this node. ``saves``: the ranks of
+    all nodes have time to save.
     """
 
     agent: str
@@ -70,7 +71,7 @@ class Interrupted(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class MoreRanksRequest(AgentRecord):
-    """An agent asks for the numbers of ``count`` more ranks, for lost ones or as spares."""
+    """An agent requests the numbers of ``count`` more ranks, as replacements or spares."""
 
     agent: str
     attempt: int
@@ -79,9 +80,7 @@ class MoreRanksRequest(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class RanksEnded(AgentRecord):
-    """All ranks of an agent have ended: ``well`` of them well, ``exits`` are those that failed or
-    were stopped.
-    """
+    """All ranks of an agent have ended: ``well`` succeeded, ``exits`` failed or were stopped."""
 
     agent: str
     attempt: int
@@ -91,7 +90,7 @@ class RanksEnded(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class AgentLeft(AgentRecord):
-    """An agent has left the job; ``lost`` says why if it did not mean to."""
+    """An agent has left the job; ``lost`` is the reason if it did not leave on purpose."""
 
     agent: str
     lost: str | None = None
@@ -99,7 +98,7 @@ class AgentLeft(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused(AgentRecord):
-    """The leader's answer to a ``JoinRequest`` that does not fit."""
+    """The leader's answer to a ``JoinRequest`` that does not match the job."""
 
     agent: str
     reason: str
@@ -150,9 +149,9 @@ class StopAll(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult(AgentRecord):
-    """The leader's decision about the next step after an attempt has ended everywhere.
+    """The leader's decision about the next step, after an attempt has ended on all nodes.
 
-    ``error`` is why it ended, where that was not a rank's failure.
+    ``error`` is the reason for the end if it was not a rank's failure.
     """
 
     attempt: int
@@ -163,15 +162,16 @@ class AttemptResult(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class Knock(AgentRecord):
-    """An agent asks whether the job in this store is alive, before it takes part (``etcd_log``)."""
+    """An agent checks whether the job in this store is alive, before it joins (``etcd_log``)."""
 
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leads(AgentRecord):
-    """An agent leads, and has made the decisions that follow. Those of earlier terms are void from
-    the first record of a later one on.
+    """The agent leads, and has made the decisions that follow.
+
+    After the first record of a new term, decisions from earlier terms are void.
     """
 
     agent: str
@@ -180,7 +180,7 @@ class Leads(AgentRecord):
 
 @dataclass(frozen=True, slots=True)
 class CutOff(AgentRecord):
-    """Not of the log: this node has lost touch with it."""
+    """This node has lost the connection to the log. Not written to the log."""
 
     reason: str
 
@@ -214,7 +214,7 @@ def answer_key(agent: str) -> str:
 
 
 def is_decision(record: AgentRecord) -> bool:
-    """True if the leader wrote ``record``, not the agent that it is about."""
+    """True if the leader wrote ``record``, not the agent in it."""
     if isinstance(record, AgentLeft):
         return record.lost is not None
     return isinstance(

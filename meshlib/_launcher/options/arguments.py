@@ -1,4 +1,4 @@
-"""The command line of ``meshrun``, and the launch that it describes."""
+"""Parses the command line of ``meshrun``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from transport._platform import available_cores
 def parse(
     argv: Sequence[str] | None = None, decided: Mapping[str, object] | None = None
 ) -> LaunchOptions:
-    """Return the launch that ``argv`` (default: the process's arguments) describes.
+    """Return the launch described by ``argv`` (by default the process's arguments).
 
-    ``decided`` has options, by name, that hold whatever ``argv`` says. Ends the process with a
-    message and exit code 2 when it makes no sense.
+    The options in ``decided``, by name, override ``argv``. If the options are invalid, ends the
+    process with a message and exit code 2.
     """
     parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -55,10 +55,10 @@ def parse(
 
 def _launch_options(given: argparse.Namespace) -> LaunchOptions:
     if any(map(os.environ.get, environment.TLS)):
-        # Half of what is imported before ranks can begin is not for those who launch without it.
+        # Imported only for TLS, because it would double the time of imports.
         from transport._net.tls_choice import tls_from_environment
 
-        tls_from_environment()  # or an error before anything starts
+        tls_from_environment()  # raises its errors before anything starts
     notes = fill_from_engine(given, os.environ)
     nodes = node_options(given)
     ranks, mesh = _ranks_and_mesh(given.nproc_per_node, given.mesh, nodes)
@@ -90,16 +90,16 @@ def _launch_options(given: argparse.Namespace) -> LaunchOptions:
 def _on_failure(given: argparse.Namespace) -> Literal["stop", "continue"]:
     if given.replace == 0:
         raise ValueError(
-            "--replace 0 replaces nobody: expected a number from 1 on, or --on-failure continue,"
-            " with which the others go on without a lost rank"
+            "--replace 0 replaces no rank: expected a number from 1 on, or --on-failure continue,"
+            " with which the other ranks continue without a lost one"
         )
     others = f"--replace {given.replace}" if given.replace else f"--spares {given.spares}"
     if not given.replace and not given.spares:
         return given.on_failure or "stop"
     if given.on_failure == "stop":
         raise ValueError(
-            f"{others} and --on-failure stop were both given: ranks come for lost ones only where"
-            " the others go on; expected --on-failure continue, or neither"
+            f"{others} and --on-failure stop were both given: lost ranks are replaced only if the"
+            " others continue; expected --on-failure continue, or neither"
         )
     return "continue"
 
@@ -123,7 +123,7 @@ def _program(given: argparse.Namespace) -> RankProgram:
 def _ranks_and_mesh(
     count: str | None, mesh: str | None, nodes: NodeOptions
 ) -> tuple[int, str | None]:
-    """Return the ranks on this node, and the mesh as ranks are told it."""
+    """Return the number of ranks on this node, and the text of the mesh for the ranks."""
     ranks = None if count is None else _rank_count(count)
     if mesh is None:
         return ranks or 1, None
@@ -147,8 +147,8 @@ def _ranks_and_mesh(
         )
     if config.world_size % nodes.most:
         raise ValueError(
-            f"--mesh {mesh} has {config.world_size} ranks, which {nodes.most} nodes cannot share"
-            " equally; expected --nproc-per-node with it"
+            f"--mesh {mesh} has {config.world_size} ranks, which is not a multiple of {nodes.most}"
+            " nodes; expected --nproc-per-node with it"
         )
     return config.world_size // nodes.most, config.to_text()
 
@@ -184,7 +184,7 @@ def _output(given: argparse.Namespace, ranks: int) -> OutputOptions:
     return OutputOptions(
         log_dir=log_dir,
         redirects=_streams(redirects, "--redirects", ranks),
-        # Without files everything is shown, as asked; torchx says so to every launcher.
+        # --tee without files means the console alone; torchx always passes it.
         tee={} if log_dir is None else teed,
         shown=None if shown is None else _local_ranks(shown, ranks),
         prefix=given.prefix,
@@ -217,8 +217,8 @@ def _local_ranks(text: str, ranks: int) -> frozenset[int]:
     return chosen
 
 
-_BESIDE = Path(__file__).parents[3]
-_PACKAGES = ("meshlib", "transport", "parallel")  # they lie beside each other
+_ROOT = Path(__file__).parents[3]
+_PACKAGES = ("meshlib", "transport", "parallel")  # in the same folder
 _GPU_NODE = re.compile(r"nvidia\d+")
 
 
@@ -228,7 +228,7 @@ def count_cpus() -> int:
 
 
 def count_gpus(devices: str = "/dev") -> int:
-    """Return the number of NVIDIA GPUs that ranks here would see, without loading CUDA."""
+    """Return the number of NVIDIA GPUs that are visible to ranks, without loading CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         present = sum(1 for name in os.listdir(devices) if _GPU_NODE.fullmatch(name))
@@ -245,7 +245,7 @@ def count_gpus(devices: str = "/dev") -> int:
     return min(count, present)
 
 
-_WHAT_RANKS_THERE_ARE = (
+_STRAY_OPTIONS = (
     "--nproc-per-node",
     "--mesh",
     "--nnodes",
@@ -262,27 +262,27 @@ _WHAT_RANKS_THERE_ARE = (
     "--spares",
     "--standalone",
 )
-"""Options that few programs have, and without which a launch is another one."""
+"""Options that few programs have and that change the launch."""
 
 
 def stray_options(given: argparse.Namespace, default: Callable[[str], object]) -> list[str]:
-    """Return a note for each option of meshrun among the program's own arguments.
+    """Return a note for each option of meshrun among the program's arguments.
 
-    The program may have one of that name: nothing is said of those that meshrun got as well.
+    The program may have an option of that name, so options that meshrun also got are not noted.
     """
     arguments: list[str] = given.arguments
     names = [word.partition("=")[0].replace("_", "-") for word in arguments]
     return [
-        f"{name} stands after {given.program}, so the program gets it, not meshrun;"
+        f"{name} is after {given.program}, so the program gets it, not meshrun;"
         f" for meshrun: meshrun {name} ... {given.program}"
         for name in dict.fromkeys(names)
-        if name in _WHAT_RANKS_THERE_ARE
+        if name in _STRAY_OPTIONS
         and getattr(given, dest := name[2:].replace("-", "_")) in (None, default(dest))
     ]
 
 
 def hidden_packages(program: RankProgram) -> list[str]:
-    """Return a note for each package of ours that a file beside ``program`` hides from it."""
+    """Return a note for each package of meshlib that a file next to ``program`` hides from it."""
     if program.kind == "program":
         return []
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -295,9 +295,9 @@ def hidden_packages(program: RankProgram) -> list[str]:
         found = PathFinder.find_spec(name, path)
         if found is None or found.origin is None:
             continue
-        if Path(found.origin).resolve() != (_BESIDE / name / "__init__.py").resolve():
+        if Path(found.origin).resolve() != (_ROOT / name / "__init__.py").resolve():
             notes.append(
-                f"{found.origin} hides meshlib's package {name!r} from the program: rename it, if"
-                " the program or meshlib needs that one"
+                f"{found.origin} hides meshlib's package {name!r} from the program: rename it if"
+                " the program or meshlib needs that package"
             )
     return notes

@@ -1,4 +1,4 @@
-"""Options of a job that is started over ssh: ``--hosts`` and related ones."""
+"""The options of a job that is started over ssh: ``--hosts`` and related ones."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from transport._net.secret_file import read_secret, secret_from_environment
 _OURS = ("nnodes", "node_rank", "rdzv_endpoint", "rdzv_backend", "standalone", "local_addr")
 """Options that ``--hosts`` decides."""
 _NOT_HERE = ("monitor",)
-_TAKEN_ALONG = ("PYTHONPATH",)
+_FORWARDED = ("PYTHONPATH",)
 _PREFIXES = ("MESHLIB_",)
 _SSH = "ssh -o BatchMode=yes"
 
 
 def host_options(given: argparse.Namespace, words: Sequence[str]) -> HostOptions:
-    """Return the options about hosts of the parsed command line ``words``.
+    """Return the host options of the parsed command line ``words``.
 
-    Raises ValueError when it does not fit together.
+    Raises ValueError for contradictory options.
     """
     for name in (*_OURS, *_NOT_HERE):
         if getattr(given, name):
             raise ValueError(
-                f"--hosts and --{name.replace('_', '-')} were both given; expected --hosts alone,"
-                " which says how many nodes there are, or the other without it"
+                f"--hosts and --{name.replace('_', '-')} were both given; expected one of them:"
+                " --hosts determines the nodes"
             )
     hosts = _hosts(given.hosts)
     if given.nproc_per_node is None and given.mesh is None and hosts[0][1] is None:
@@ -54,7 +54,7 @@ def host_options(given: argparse.Namespace, words: Sequence[str]) -> HostOptions
 
 
 def refuse_without_hosts(given: argparse.Namespace, decided: Mapping[str, object] | None) -> None:
-    """Raise ValueError for an option that needs ``--hosts``, unless that is ``decided``."""
+    """Raise ValueError for an option that needs ``--hosts``, unless ``decided`` has hosts."""
     if decided is not None and "hosts" in decided:
         return
     for name in ("ssh_command", "remote_python", "env"):
@@ -72,21 +72,21 @@ def _hosts(text: str) -> tuple[tuple[str, str | None], ...]:
     names = [name for name, _ in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"--hosts: {twice[0]!r} is there twice; expected {twice[0]}:RANKS, once")
+        raise ValueError(f"--hosts: {twice[0]!r} is given twice; expected {twice[0]}:RANKS, once")
     return tuple(found)
 
 
 def _variables(chosen: Sequence[str]) -> dict[str, str]:
-    """Return the variables that go along: the ``chosen`` ones (NAME, or NAME=VALUE), and ours."""
+    """Return the variables to forward: those ``chosen`` (NAME or NAME=VALUE), and meshlib's."""
     inside = (environment.RUN_ID, environment.SECRET, environment.SECRET_FILE)
     variables = {
         name: value
         for name, value in os.environ.items()
-        if name in _TAKEN_ALONG or (name.startswith(_PREFIXES) and name not in inside)
+        if name in _FORWARDED or (name.startswith(_PREFIXES) and name not in inside)
     }
     for item in chosen:
         name, equals, value = item.partition("=")
         if not name or (not equals and name not in os.environ):
-            raise ValueError(f"--env {item}: there is no such variable; expected NAME=VALUE")
+            raise ValueError(f"--env {item}: the variable does not exist; expected NAME=VALUE")
         variables[name] = value if equals else os.environ[name]
     return variables

@@ -1,4 +1,4 @@
-"""A launch's options, checked. ``arguments`` makes them from a command line."""
+"""A launch's options, checked. ``arguments`` creates them from a command line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 from meshlib._launcher.options.output import OutputOptions
 
 FAILURE_GRACE_SECONDS = 3.0
-"""Between SIGTERM and SIGKILL when a rank has failed, or after Ctrl-C."""
+"""The time between SIGTERM and SIGKILL after a rank's failure or Ctrl-C."""
 SIGNAL_GRACE_SECONDS = 30.0
-"""Between SIGTERM and SIGKILL when the launcher itself was told to end: ranks may be saving."""
+"""The time between SIGTERM and SIGKILL if the launcher is told to end: ranks may be saving."""
 SLURM_GRACE_SECONDS = 25.0
-"""The same under Slurm, which kills everything KillWait (30 s) after its own SIGTERM."""
+"""The same time under Slurm, which kills everything KillWait (30 s) after its own SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class RankProgram:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """The number of nodes, and their meeting point. Times are in seconds.
+    """The number of nodes, and their rendezvous. Times are in seconds.
 
-    ``rank`` is None if it is assigned by arrival; ``is_host``: whether this node serves the store,
-    1 or 0, -1 where its address tells. With the URL ``etcd`` the store is there, where it outlives
-    every node; ``host`` and ``port`` are those of its first member.
+    ``rank`` is None if it is assigned by arrival. ``is_host``: this node serves the store (1) or
+    not (0); -1: its address decides. With the URL ``etcd`` the store is in etcd and outlives every
+    node; ``host`` and ``port`` are those of etcd's first member.
     """
 
     least: int = 1
@@ -58,7 +58,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node of this machine, with its CPUs that this process may use."""
+    """A NUMA node of this machine, with those of its CPUs that this process may use."""
 
     number: int
     cpus: tuple[int, ...]
@@ -66,12 +66,12 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """A job that is started on several hosts over ssh, from here.
+    """A job that this process starts on several hosts over ssh.
 
-    ``hosts`` are names for ssh, each with its ``--nproc-per-node`` (None: the arguments say it).
-    Nodes meet at ``address`` (None: what ssh's configuration calls the first host). ``arguments``
-    are meshrun's own, for each host. ``variables`` go along. ``ssh`` is the command, ``python`` the
-    interpreter there.
+    ``hosts`` are names for ssh, each with its ``--nproc-per-node`` (None: from the arguments). The
+    store is at ``address`` (None: the first host's in ssh's configuration). ``arguments`` are
+    meshrun's, for each host. ``variables`` are forwarded. ``ssh`` is the command, ``python`` the
+    interpreter on the hosts.
     """
 
     hosts: tuple[tuple[str, str | None], ...]
@@ -90,23 +90,24 @@ class HostOptions:
 class LaunchOptions:
     """One launch on one node. Times are in seconds.
 
-    The time between SIGTERM and SIGKILL is ``failure_grace`` for the other ranks when one has
-    failed, and ``signal_grace`` for all when the launcher itself is told to end. With
-    ``engine_signals``, the sender of a signal to the launcher has signalled its ranks, too.
+    The time between SIGTERM and SIGKILL is ``failure_grace`` for the other ranks after a failure,
+    and ``signal_grace`` for all ranks if the launcher is told to end. With ``engine_signals``, the
+    sender of a signal to the launcher also signals the ranks.
 
-    Local rank i is bound to the CPUs of ``cpus[i]``, if there are any. With ``hosts`` all else
-    stands in their arguments.
+    Local rank i is bound to the CPUs of ``cpus[i]``, if there are any. With ``hosts``, all other
+    options are in their arguments.
 
-    ``quiet``: another launcher of the job prints the report of its end.
+    ``quiet``: another launcher prints the job's final report.
 
     The ``notes`` name the sources of options that were not on the command line. The ``warnings``
     are printed before anything starts.
 
-    After a failure the other ranks end or go on, as ``on_failure`` says. If they go on, up to
-    ``replace`` ranks are replaced, and ``spares`` are ranks beyond the job's that wait for a place.
+    ``on_failure`` determines whether the other ranks end or continue after a failure. If they
+    continue, up to ``replace`` ranks are replaced, and ``spares`` additional ranks wait for a
+    place.
 
-    Ranks ``start`` as forks of one process that has imported for them, or each with ``exec``. The
-    job's page is served at ``monitor``, a host and a port (0: any), unless that is None.
+    Ranks ``start`` as forks of one process with preloaded modules, or each with ``exec``. The job's
+    page is served at ``monitor``, a host and a port (0: any), unless it is None.
     """
 
     program: RankProgram
@@ -133,5 +134,5 @@ class LaunchOptions:
 
     @property
     def continues(self) -> bool:
-        """True if ranks go on when others are lost."""
+        """True if ranks continue when others are lost."""
         return self.on_failure == "continue"

@@ -1,8 +1,8 @@
-"""Options of several nodes: the meeting point, and this node's number.
+"""The options of several nodes: the rendezvous, and this node's number.
 
-The command line comes first, then torchrun's ``PET_`` variables, then the engine that started
-meshrun. A node's number and the meeting point must come from one source, because node 0 is at that
-address.
+The command line has priority over torchrun's ``PET_`` variables, and these over the engine that
+started meshrun. The node's number and the address must have the same source, because node 0 is at
+that address.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CONFIG = ("join_timeout", "last_call_timeout", "heartbeat_timeout", "is_host")
 
 
 def node_options(given: argparse.Namespace) -> NodeOptions:
-    """Return the options about nodes of the parsed command line.
+    """Return the node options of the parsed command line.
 
-    Raises ValueError when it does not fit together.
+    Raises ValueError for contradictory options.
     """
     least, most = _node_counts(given.nnodes)
     etcd = _etcd(given)
@@ -89,7 +89,7 @@ def node_options(given: argparse.Namespace) -> NodeOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether ``host`` can only be this machine."""
+    """Return whether ``host`` always means this machine."""
     return host in _LOCAL_NAMES or host.startswith("127.")
 
 
@@ -105,14 +105,14 @@ def _node_counts(text: str) -> tuple[int, int]:
 
 
 def _endpoint(given: argparse.Namespace) -> tuple[str, int] | None:
-    """Return the address where nodes meet; host empty or port 0 where none is given."""
+    """Return the address of the rendezvous; the host is empty or the port 0 if not given."""
     port: int = given.master_port or 0
     if not 0 <= port <= 65535:
         raise ValueError(f"--master-port must be from 1 to 65535, got {port}")
     if not given.rdzv_endpoint:
         return (given.master_addr or "", port) if given.master_addr or port else None
     if given.master_addr:
-        raise ValueError("--rdzv-endpoint and --master-addr name the same thing: expected one")
+        raise ValueError("--rdzv-endpoint and --master-addr were both given: expected one")
     text: str = given.rdzv_endpoint
     host, _, digits = text.rpartition(":")
     if not host or text.endswith("]") or (":" in host and not host.startswith("[")):
@@ -123,13 +123,13 @@ def _endpoint(given: argparse.Namespace) -> tuple[str, int] | None:
 
 
 def _etcd(given: argparse.Namespace) -> EtcdAddress | None:
-    """Return the address of the etcd through which nodes meet, or None."""
+    """Return the address of the etcd of the rendezvous, or None."""
     if not given.rdzv:
         return None
     for name in ("rdzv_endpoint", "rdzv_backend", "master_addr", "master_port"):
         if getattr(given, name):
             option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"--rdzv names the place where nodes meet: expected no {option}")
+            raise ValueError(f"--rdzv is the address of the rendezvous: expected no {option}")
     try:
         address = EtcdAddress.parse(given.rdzv)
     except ValueError as error:
@@ -141,10 +141,10 @@ def _etcd(given: argparse.Namespace) -> EtcdAddress | None:
 
 def _refuse_unused(given: argparse.Namespace) -> None:
     if given.rdzv:
-        raise ValueError("--rdzv is where several nodes meet: expected --nnodes with it")
+        raise ValueError("--rdzv is for several nodes: expected --nnodes with it")
     if given.standalone and (given.nnodes != "1" or given.rdzv_endpoint or given.master_addr):
         raise ValueError(
-            "--standalone is one node that meets no other: expected no --nnodes, --master-addr or"
+            "--standalone is for a single node: expected no --nnodes, --master-addr or"
             " --rdzv-endpoint with it"
         )
     if given.node_rank not in (None, 0):
@@ -188,22 +188,21 @@ _TEXTS = {"rdzv_backend": "PET_RDZV_BACKEND", "rdzv_conf": "PET_RDZV_CONF"}
 
 
 def fill_from_engine(given: argparse.Namespace, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Fill in, from the engine's variables, the options that the command line leaves open.
+    """Set options that are not on the command line from the engine's variables.
 
-    Return notes of these options and their sources.
-
-    Raises ValueError (LaunchEnvironmentError) when an engine announces several nodes without a
-    meeting point, and when its values would make wrong worlds.
+    Returns notes about these options and their sources. Raises LaunchEnvironmentError (a
+    ValueError) if an engine announces several nodes without an address, and for inconsistent
+    values.
     """
     notes: list[str] = []
     inside = bool(variables.get(environment.RUN_ID))
     if not inside and not given.standalone and given.nnodes != "1" and not _has_address(given):
         given.rdzv = variables.get(environment.RDZV)
     if not given.standalone and not inside:
-        _take_torchruns_options(given, variables)
+        _use_torchrun_options(given, variables)
         if not _complete(given):
             for place in detect_nodes(variables):
-                notes += _take(given, place)
+                notes += _use_engine(given, place)
                 if _complete(given):
                     break
     if given.nnodes is None:
@@ -215,19 +214,20 @@ def fill_from_engine(given: argparse.Namespace, variables: Mapping[str, str]) ->
     given.rdzv_id = given.rdzv_id or NO_JOB
     if restarts and given.nnodes != "1":
         given.rdzv_id += f"~{restarts}"
-        notes.append(f"the engine has restarted this job {restarts} times: it is {given.rdzv_id}")
+        name = given.rdzv_id
+        notes.append(f"the engine has restarted this job {restarts} times: its name is {name}")
     return tuple(notes)
 
 
 def gets_engine_signals(variables: Mapping[str, str]) -> bool:
-    """Return whether the engine, Slurm, signals ranks itself."""
+    """Return whether the engine (Slurm) signals ranks itself."""
     try:
         return Slurm.in_step(variables)
     except LaunchEnvironmentError:
         return False
 
 
-def _take_torchruns_options(given: argparse.Namespace, variables: Mapping[str, str]) -> None:
+def _use_torchrun_options(given: argparse.Namespace, variables: Mapping[str, str]) -> None:
     for name, variable in _TEXTS.items():
         setattr(given, name, getattr(given, name) or variables.get(variable) or None)
     if given.max_restarts is None:
@@ -239,12 +239,12 @@ def _has_address(given: argparse.Namespace) -> bool:
 
 
 def _complete(given: argparse.Namespace) -> bool:
-    """Return whether nothing is left to be asked."""
+    """Return whether the options of nodes are complete."""
     return given.nnodes is not None and (given.nnodes == "1" or _has_address(given))
 
 
-def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
-    """Fill the missing options from an engine's answer; return the used ones, in words."""
+def _use_engine(given: argparse.Namespace, place: NodePlace) -> list[str]:
+    """Set missing options from an engine's ``place``; return a note about the used ones."""
     taken: list[str] = []
 
     def take(option: str, value: object) -> None:
@@ -254,7 +254,7 @@ def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
 
     if given.nnodes is None and place.nodes is None and place.node is not None:
         raise LaunchEnvironmentError(
-            f"{place.launcher} says that this is node {place.node}, and not of how many:"
+            f"{place.launcher} says that this is node {place.node}, but not of how many:"
             " expected --nnodes N, or --standalone for a job on this node alone"
         )
     take("nnodes", place.nodes)
@@ -265,12 +265,12 @@ def _take(given: argparse.Namespace, place: NodePlace) -> list[str]:
         if not _has_address(given):
             if place.host is None:
                 raise LaunchEnvironmentError(
-                    f"{place.launcher} says that there are {given.nnodes} nodes, and not where they"
-                    " meet: expected --master-addr HOST, the address of node 0, or --rdzv-endpoint"
+                    f"{place.launcher} announces {given.nnodes} nodes, but not their rendezvous:"
+                    " expected --master-addr HOST, the address of node 0, or --rdzv-endpoint"
                     " HOST:PORT"
                 )
             take("master_addr", place.host)
             take("master_port", place.port)
             if ":" not in given.nnodes and given.rdzv_backend in (None, "static"):
                 take("node_rank", place.node)
-    return [f"{place.launcher} says {' '.join(taken)}"] if taken else []
+    return [f"options from {place.launcher}: {' '.join(taken)}"] if taken else []

@@ -13,10 +13,10 @@ _NODE = re.compile(r"node(\d+)")
 
 
 def cpus_of_ranks(ranks: int, nodes: Path = _NODES) -> tuple[NumaNode, ...]:
-    """Return the NUMA node of each local rank: neighbouring ranks share one.
+    """Return the NUMA node of each local rank. Neighbouring ranks share a node.
 
-    CPUs that this process may not use are left out, and nodes without others. Raises ValueError
-    where the kernel does not say which nodes there are.
+    CPUs that this process may not use are skipped, as are nodes without usable CPUs. Raises
+    ValueError if the kernel does not list its nodes.
     """
     allowed = os.sched_getaffinity(0)
     found: list[NumaNode] = []
@@ -33,8 +33,8 @@ def cpus_of_ranks(ranks: int, nodes: Path = _NODES) -> tuple[NumaNode, ...]:
             found.append(NumaNode(int(named[1]), usable))
     if not found:
         raise ValueError(
-            f"--numa: {nodes} names no NUMA node with CPUs that this process may use; expected a"
-            " Linux kernel that shows its nodes there"
+            f"--numa: {nodes} lists no NUMA node with CPUs that this process may use; expected a"
+            " Linux kernel that lists its nodes there"
         )
     found.sort(key=lambda node: node.number)
     return tuple(found[rank * len(found) // max(ranks, len(found))] for rank in range(ranks))
@@ -50,7 +50,7 @@ def read_cpus(text: str) -> list[int]:
 
 
 def list_cpus(cpus: tuple[int, ...]) -> str:
-    """Return ascending ``cpus`` as the kernel lists them."""
+    """Return ascending ``cpus`` in the kernel's format."""
     runs: list[list[int]] = []
     for cpu in cpus:
         if runs and cpu == runs[-1][-1] + 1:

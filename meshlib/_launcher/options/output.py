@@ -1,4 +1,4 @@
-"""The destinations of the ranks' output, as the user chose them."""
+"""The user's choice of destinations for the ranks' output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Route:
 class OutputOptions:
     """The user's options for the ranks' output.
 
-    ``redirects`` and ``tee`` map local ranks (None: all that are not named) to bits of
-    ``STREAMS``; ``shown`` are the local ranks whose output reaches the console (None: all).
+    ``redirects`` and ``tee`` map local ranks (None: all others) to bits of ``STREAMS``; ``shown``
+    are the local ranks whose output reaches the console (None: all).
     """
 
     log_dir: Path | None = None
@@ -36,8 +36,9 @@ class OutputOptions:
     prefix: bool = False
 
     def route(self, local_rank: int, stream: int, ranks: int, terminal: bool) -> Route:
-        """Return where ``stream`` of a local rank (of ``ranks``) goes; ``terminal``: whether the
-        launcher's own is one.
+        """Return the destination of ``stream`` of a local rank (of ``ranks``).
+
+        ``terminal``: the launcher's own stream is a terminal.
         """
         tee = bool(_bits(self.tee, local_rank) & stream)
         file = tee or bool(_bits(self.redirects, local_rank) & stream)
@@ -61,7 +62,7 @@ def _bits(choice: PerRank, local_rank: int) -> int:
 def parse_streams(text: str) -> PerRank:
     """Read ``--redirects`` or ``--tee``: ``3``, or ``0:1,2:3`` for single local ranks.
 
-    Raises ValueError that says what is expected.
+    Raises ValueError with the expected format.
     """
     result: PerRank = {}
     for item in text.split(","):

@@ -1,4 +1,4 @@
-"""The options of ``meshrun``: torchrun's flags and some more, as argparse has them."""
+"""The argparse parser of ``meshrun``: torchrun's flags and additional ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start the ranks of a job on this node, watch them, and end all of them when one 
   meshrun --mesh train.toml -m my_package.train
 """
 _MONITOR = "--monitor"
-"""An option whose value may be left out, before the program."""
+"""An option whose value is optional."""
 _ADDRESS = re.compile(r"(?:(?P<host>[^/]*):)?(?P<port>\d+)")
 
 
@@ -40,37 +40,37 @@ def make_parser() -> argparse.ArgumentParser:
         "-n",
         "-np",
         metavar="N",
-        help="ranks on this node: a number, cpu, gpu, or auto (gpu where there is one);"
+        help="ranks on this node: a number, cpu, gpu, or auto (gpu if there is one);"
         " default: what --mesh needs, or 1",
     )
     _add(
         parser,
         "--mesh",
         metavar="MESH",
-        help="the mesh, as dp=2,tp=2 or as a file with a mesh table: gives the number of ranks,"
-        " and init_device_mesh() without arguments makes it",
+        help="the mesh, as dp=2,tp=2 or a file with a mesh table: sets the number of ranks and the"
+        " mesh of init_device_mesh() without arguments",
     )
     _add(
         parser,
         "--max-restarts",
         type=_number(int, "a number of restarts >= 0"),
         metavar="N",
-        help="how often all ranks are started again after a failure; default 0",
+        help="how often all ranks are restarted after a failure; default 0",
     )
     _add(
         parser,
         "--on-failure",
         choices=("stop", "continue"),
-        help="whether a rank's failure ends the others (default), or they go on: for programs that"
-        " can do without it (parallel.elastic, remote calls). The job then ends as its first rank"
-        " does that is left",
+        help="whether the other ranks end (default) or continue after a rank's failure; for"
+        " programs that support it (parallel.elastic, remote calls). The job's result is then that"
+        " of its first remaining rank",
     )
     _add(
         parser,
         "--replace",
         type=_number(int, "a number of replacements >= 1"),
         metavar="N",
-        help="start another rank for a lost one, on its node, up to N times there: it joins the"
+        help="replace up to N lost ranks per node by new ranks on the same node, which join the"
         " others (parallel.elastic); implies --on-failure continue",
     )
     _add(
@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--spares",
         type=_number(int, "a number of ranks >= 0"),
         metavar="N",
-        help="start N more ranks on each node, which wait to take the places of lost ones; implies"
+        help="start N more ranks on each node, which wait to replace lost ranks; implies"
         " --on-failure continue",
     )
     _add(
@@ -86,15 +86,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--grace-period",
         type=_number(_seconds, "a number of seconds >= 0, or 30s or 10m"),
         metavar="SECONDS",
-        help="what ranks get between SIGTERM and SIGKILL; default 3 after a failure or Ctrl-C,"
+        help="the time between SIGTERM and SIGKILL; default 3 after a failure or Ctrl-C,"
         " 30 (25 under Slurm) when meshrun itself is told to end",
     )
     _add(
         parser,
         "--start",
         choices=("fork", "exec"),
-        help="fork: ranks come out of one process that has imported NumPy and meshlib for them;"
-        " exec: each is a Python of its own; default: fork, for a program that is alone exec",
+        help="fork: ranks are forked from one process that has imported NumPy and meshlib;"
+        " exec: each rank is a separate Python; default: fork, or exec for a single rank",
     )
     _add(
         parser,
@@ -103,16 +103,16 @@ def make_parser() -> argparse.ArgumentParser:
         const=_page_address(""),
         type=_page_address,
         metavar="[HOST:]PORT",
-        help="serve a page on which the running job can be seen, for whoever knows the token that"
-        " is printed; default: any port of the loopback",
+        help="serve a web page that shows the running job; access requires the printed token;"
+        " default: any port of the loopback",
     )
     _add(
         parser,
         "--numa",
         action="store_true",
-        help="bind each rank to the CPUs of one NUMA node of its machine, ranks spread evenly",
+        help="bind each rank to the CPUs of one NUMA node; ranks are spread evenly",
     )
-    _add(parser, "-v", "--verbose", action="store_true", help="say what the launcher does")
+    _add(parser, "-v", "--verbose", action="store_true", help="print what the launcher does")
     _add(parser, "--version", action="version", version=f"meshrun {__version__}")
     _add_nodes(parser.add_argument_group("several nodes"))
     _add_hosts(parser.add_argument_group("several nodes, started from here over ssh"))
@@ -126,11 +126,11 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         group,
         "--nnodes",
         metavar="N",
-        help="how many nodes: N, or MIN:MAX; default: what the engine says that started meshrun"
+        help="the number of nodes: N, or MIN:MAX; default: that of the engine that started meshrun"
         " (Slurm and others), or 1",
     )
-    _add(group, "--node-rank", type=int, metavar="R", help="which one this is; default: by arrival")
-    _add(group, "--master-addr", metavar="HOST", help="the address of the node that leads, node 0")
+    _add(group, "--node-rank", type=int, metavar="R", help="the node's number; default: by arrival")
+    _add(group, "--master-addr", metavar="HOST", help="the address of the leading node, node 0")
     _add(
         group,
         "--master-port",
@@ -138,22 +138,22 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         metavar="PORT",
         help=f"its port; default: any for one node, {DEFAULT_PORT} for several",
     )
-    _add(group, "--rdzv-endpoint", metavar="HOST:PORT", help="both of them in one")
+    _add(group, "--rdzv-endpoint", metavar="HOST:PORT", help="both in one option")
     _add(
         group,
         "--rdzv",
         metavar="URL",
-        help="etcd://HOST:PORT[,HOST:PORT...]/PREFIX: the store is in that etcd, so that the job"
-        " outlives each of its nodes; default: MESHLIB_RDZV",
+        help="etcd://HOST:PORT[,HOST:PORT...]/PREFIX: use a store in etcd, so that the job outlives"
+        " each of its nodes; default: MESHLIB_RDZV",
     )
     _add(
         group,
         "--rdzv-backend",
         metavar="NAME",
-        help="static (every node has its --node-rank) or store (the first agent that can serves"
-        " the store; c10d is the same); default: static with --node-rank, else store",
+        help="static (every node has its --node-rank) or store (the first agent that is able to"
+        " serves the store; same as c10d); default: static with --node-rank, else store",
     )
-    _add(group, "--rdzv-id", metavar="NAME", help="the job's name: must be equal")
+    _add(group, "--rdzv-id", metavar="NAME", help="the job's name, equal on all nodes")
     _add(
         group,
         "--rdzv-conf",
@@ -161,7 +161,7 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         help="join_timeout=600, last_call_timeout=30 (wait for more than MIN nodes),"
         " heartbeat_timeout=10 (a silent node is lost), is_host=0 or 1 (serve the store)",
     )
-    _add(group, "--role", help=argparse.SUPPRESS)  # torchx gives it: there is one kind of rank
+    _add(group, "--role", help=argparse.SUPPRESS)  # torchx passes it; ignored
     _add(group, "--local-addr", metavar="HOST", help="this node's address for other nodes' ranks")
     _add(
         group,
@@ -169,9 +169,9 @@ def _add_nodes(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         type=Path,
         metavar="FILE",
         help="the job's secret in hexadecimal digits, equal on all nodes; default: MESHLIB_SECRET,"
-        " or what `meshlib secret` has written",
+        " or the file of `meshlib secret`",
     )
-    _add(group, "--standalone", action="store_true", help="one node, whatever the engine says")
+    _add(group, "--standalone", action="store_true", help="run on one node and ignore the engine")
 
 
 def _add_hosts(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -185,20 +185,20 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         group,
         "--ssh-command",
         metavar="COMMAND",
-        help="what starts a command on a host, whose name follows; default: ssh -o BatchMode=yes",
+        help="the command that runs a command on a host; default: ssh -o BatchMode=yes",
     )
     _add(
         group,
         "--remote-python",
         metavar="PATH",
-        help="the Python with meshlib on the hosts; default: the path of this one",
+        help="the Python with meshlib on the hosts; default: the path of this Python",
     )
     _add(
         group,
         "--env",
         action="append",
         metavar="NAME[=VALUE]",
-        help="a variable that goes along, besides PYTHONPATH and those of meshlib; may be repeated",
+        help="forward a variable, in addition to PYTHONPATH and meshlib's; may be repeated",
     )
 
 
@@ -218,7 +218,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repo
         metavar="STREAMS",
         help="write to files only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,...",
     )
-    _add(group, "-t", "--tee", metavar="STREAMS", help="write to files as well as here")
+    _add(group, "-t", "--tee", metavar="STREAMS", help="write to files and to the console")
     _add(
         group,
         "--local-ranks-filter",
@@ -238,15 +238,15 @@ def _add_output(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repo
 def _add_program(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
     kind = group.add_mutually_exclusive_group()
     _add(kind, "-m", "--module", action="store_true", help="PROGRAM is a module, as in python -m")
-    _add(kind, "--no-python", action="store_true", help="PROGRAM is anything executable")
-    group.add_argument("program", metavar="PROGRAM", help="what each rank runs: a Python script")
+    _add(kind, "--no-python", action="store_true", help="PROGRAM is any executable")
+    group.add_argument("program", metavar="PROGRAM", help="each rank's program: a Python script")
     group.add_argument(
-        "arguments", metavar="...", nargs=argparse.REMAINDER, help="the program's own arguments"
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="the program's arguments"
     )
 
 
 def _add(container: argparse._ActionsContainer, *names: str, **details: Any) -> None:  # pyright: ignore[reportPrivateUsage]
-    """Add an option; its name with underscores for dashes works too, unadvertised."""
+    """Add an option, also with underscores for dashes in its name (not in the help)."""
     action = container.add_argument(*names, **details)
     twins = [name for name in names if name.startswith("--") and "-" in name[2:]]
     for name in twins:
@@ -274,7 +274,7 @@ def _number(kind: Callable[[str], float], expected: str) -> Callable[[str], floa
 
 
 def _page_address(text: str) -> tuple[str, int]:
-    """Return the host and the port in ``PORT`` or ``HOST:PORT``; empty: any port of the loopback.
+    """Return the host and the port of ``PORT`` or ``HOST:PORT``; empty: any port of the loopback.
 
     Raises ArgumentTypeError.
     """
@@ -288,9 +288,9 @@ def _page_address(text: str) -> tuple[str, int]:
 
 
 def with_address(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` with ``--monitor=`` for one that no address follows, but a program.
+    """Return ``argv`` with ``--monitor=`` in place of a ``--monitor`` that no address follows.
 
-    To argparse, whatever follows an option that may have a value is its value.
+    Otherwise argparse would use the program as the option's value.
     """
     words = list(argv)
     actions = parser._option_string_actions  # pyright: ignore[reportPrivateUsage]

@@ -1,1 +1,1 @@
-"""A node's ranks: their processes, their output, their ends."""
+"""A node's ranks: their processes, output and exits."""

@@ -1,14 +1,14 @@
 """The start of a rank's process: runs the user's program, and records the error that ends it.
 
-It is run as a file, not as a module, and imports the standard library alone. The program decides
-whether NumPy or the rest of this package is loaded, and when. It sees itself as if Python had
-started it: ``__main__``, ``sys.argv``, ``sys.path[0]`` and tracebacks are its own. So pickling
+Python runs it as a file, not as a module. It imports only the standard library, so the program
+decides whether and when NumPy or the rest of this package is loaded. ``__main__``, ``sys.argv``,
+``sys.path[0]`` and tracebacks are as if Python had started the program directly. So pickling
 classes of ``__main__`` and multiprocessing inside a rank work.
 
-Arguments: PARENT_PID FLAGS KIND TARGET [ARGS...]. FLAGS is ``-`` or letters: ``l`` makes standard
-output and error line-buffered, ``q`` leaves printing the traceback to the launcher. With ``f`` and
-a descriptor this process is not a rank, but forks them (``forking``). KIND is ``script``,
-``module`` or ``program`` (anything executable).
+Arguments: PARENT_PID FLAGS KIND TARGET [ARGS...]. FLAGS is ``-`` or letters: with ``l``, standard
+output and error are line-buffered; with ``q``, the launcher prints the traceback. With ``f`` and a
+descriptor, this process is not a rank but forks ranks (``forking``). KIND is ``script``, ``module``
+or ``program`` (any executable).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SERVE = "f"
 _PR_SET_PDEATHSIG = 1
 _PARENT_SECONDS = 0.2
 BELL = signal.SIGURG
-"""Sent to the launcher when an error file has been written: the process itself may take long to
-end, or never end (a thread that does not return). Ignored by whoever does not expect it."""
+"""Sent to the launcher after an error file is written, because the process may end late or never
+(a thread that does not return). The default action ignores it."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process (SIGKILL) when its parent, process ``parent``, ends.
+    """Make the kernel kill this process (SIGKILL) when its parent, process ``parent``, ends.
 
-    If that has already happened, exit at once: asking after the request was made leaves no gap.
-    Where the kernel has no such request, a thread asks several times a second.
+    If the parent has already ended, exit immediately; the check after the request closes the race.
+    Without support in the kernel, a thread polls the parent.
     """
     import ctypes
 
@@ -59,8 +59,8 @@ def _end_after(parent: int) -> None:
 
 
 def users_traceback(error: BaseException, runner: str = __file__) -> TracebackType | None:
-    """Return the traceback of ``error`` from the first frame that is not of the file ``runner``
-    or of Python's import machinery.
+    """Return the traceback of ``error`` without its first frames in ``runner`` and in Python's
+    import machinery.
     """
     frame = error.__traceback__
     while frame is not None:
@@ -72,7 +72,7 @@ def users_traceback(error: BaseException, runner: str = __file__) -> TracebackTy
 
 
 def types_of(error: BaseException) -> list[str]:
-    """Return the names of the classes and base classes of ``error`` and of the errors behind it."""
+    """Return the class and base class names of ``error`` and of its causes and contexts."""
     link: BaseException | None = error
     types: dict[str, None] = {}
     while link is not None and len(types) < 1000:
@@ -84,7 +84,7 @@ def types_of(error: BaseException) -> list[str]:
 def describe_error(error: BaseException, rank: int, runner: str = __file__) -> dict[str, object]:
     """Return ``error`` as JSON values; ``runner`` is the file that called the user's code.
 
-    From ``types`` the launcher tells an error that began here from the echo of another rank's.
+    The launcher uses ``types`` to distinguish an original error from the echo of another rank's.
     """
     import time
     import traceback
@@ -116,12 +116,12 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as failure:  # noqa: BLE001 (a broken __str__ must not hide the error)
-        return f"<{type(error).__name__} whose text cannot be made: {failure!r}>"
+        return f"<{type(error).__name__} whose text raises {failure!r}>"
 
 
 def _record(error: BaseException, parent: int) -> bool:
     path = os.environ.get(_ERROR_FILE)
-    if not path or os.getppid() != parent:  # a fork of the rank that came out at the top
+    if not path or os.getppid() != parent:  # a fork of the rank that returned to the top level
         return False
     try:
         write_error_file(path, describe_error(error, int(os.environ.get("RANK", "-1"))))
@@ -141,11 +141,11 @@ def _show_traceback(
 def _print_nothing(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The launcher prints the first failing rank's traceback; the others would hide it."""
+    """Print nothing: the launcher prints only the traceback of the first failed rank."""
 
 
 def _script(path: str) -> tuple[ModuleType, CodeType]:
-    """Load ``path`` as Python does for ``python path``."""
+    """Load ``path`` like ``python path``."""
     from importlib.machinery import SourceFileLoader
 
     full = os.path.abspath(path)
@@ -155,7 +155,7 @@ def _script(path: str) -> tuple[ModuleType, CodeType]:
 
 
 def _module(name: str) -> tuple[ModuleType, CodeType]:
-    """Load ``name`` as Python does for ``python -m name``; a package means its ``__main__``."""
+    """Load ``name`` like ``python -m name``; for a package, its ``__main__``."""
     from importlib.util import find_spec
 
     spec = find_spec(name)
@@ -179,10 +179,10 @@ def _module(name: str) -> tuple[ModuleType, CodeType]:
 
 
 def _serve(flags: str, parent: int) -> str:
-    """Be the process that ranks are forked from; return, in each of them, its flags."""
+    """Serve as the process from which ranks are forked; return in each rank, with its flags."""
     try:
         from meshlib._launcher.ranks.forking import serve
-    except Exception:  # noqa: BLE001 (ranks are started by exec, and see what there is to see)
+    except Exception:  # noqa: BLE001 (ranks are then started by exec, and show the error)
         os._exit(1)
     flags = serve(int(flags.removeprefix(SERVE)), parent)
     die_with_parent(parent)
@@ -190,7 +190,7 @@ def _serve(flags: str, parent: int) -> str:
 
 
 def _new_main(**names: object) -> ModuleType:
-    """Put a ``__main__`` with ``names`` in place of this one, as this Python makes them."""
+    """Replace ``__main__`` by a module with ``names``, as this Python version creates it."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=__builtins__)
     if "__annotations__" in globals():
@@ -203,7 +203,7 @@ def _new_main(**names: object) -> ModuleType:
 
 
 def _is_archive(path: str) -> bool:
-    """Return whether ``path`` is a zip file, which Python runs as it does a directory."""
+    """Return whether ``path`` is a zip file, which Python runs like a directory."""
     if path.endswith(".py"):
         return False
     from zipimport import ZipImportError, zipimporter
@@ -220,7 +220,7 @@ def _run(kind: str, target: str) -> None:
         import runpy
 
         if not sys.flags.safe_path:
-            del sys.path[0]  # its parent: Python has the program itself there, which runpy adds
+            del sys.path[0]  # Python has the program itself there; runpy adds it
         runpy.run_path(target, run_name="__main__")
         return
     main, code = _script(target) if kind == "script" else _module(target)
@@ -228,7 +228,7 @@ def _run(kind: str, target: str) -> None:
 
 
 def _bind() -> None:
-    """Run on the CPUs that the launcher has chosen, with all threads to come."""
+    """Bind this process and its later threads to the CPUs that the launcher has chosen."""
     cpus: set[int] = set()
     for item in filter(None, os.environ.get(_CPUS, "").split(",")):
         first, _, last = item.partition("-")
@@ -237,21 +237,21 @@ def _bind() -> None:
         os.sched_setaffinity(0, cpus)
 
 
-def _let_interrupts_in() -> None:
-    """Unblock SIGINT, which the launcher has blocked while this process began."""
+def _unblock_interrupts() -> None:
+    """Unblock SIGINT, which the launcher blocked for the start of this process."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
 
 
 def main() -> None:
-    """Run the program that the arguments name; see the module's text."""
+    """Run the program of the arguments; see the module's docstring."""
     parent, flags, kind, target = int(sys.argv[1]), *sys.argv[2:5]
     die_with_parent(parent)
     if kind == "program":
         _bind()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _let_interrupts_in()
+        _unblock_interrupts()
         os.execvp(target, [target, *sys.argv[5:]])  # noqa: S606 (the parent-death signal stays)
-    if not sys.flags.safe_path:  # as Python has it for a script, and for -m
+    if not sys.flags.safe_path:  # as Python sets it for a script, and for -m
         of_script = os.path.dirname(os.path.realpath(target))
         sys.path[0] = of_script if kind == "script" else os.getcwd()
     if flags.startswith(SERVE):
@@ -260,7 +260,7 @@ def main() -> None:
     import faulthandler
 
     with contextlib.suppress(RuntimeError, OSError):  # standard error is closed
-        faulthandler.enable()  # a segmentation fault shows where Python was
+        faulthandler.enable()  # a segmentation fault prints the Python stack
     sys.modules["meshrun bootstrap"] = sys.modules["__main__"]  # keeps these functions alive
     sys.argv[:] = [target, *sys.argv[5:]]
     if "l" in flags:
@@ -268,11 +268,11 @@ def main() -> None:
             stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     sys.excepthook = _show_traceback
     try:
-        _let_interrupts_in()
+        _unblock_interrupts()
         _run(kind, target)
     except SystemExit:
         raise
-    except BaseException as error:  # the launcher tells of any
+    except BaseException as error:  # the launcher reports any exception
         if _record(error, parent) and "q" in flags and sys.excepthook is _show_traceback:
             sys.excepthook = _print_nothing
         raise

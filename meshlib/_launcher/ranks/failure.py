@@ -1,6 +1,6 @@
-"""The ranks' exits, the first failed rank, and the report of it.
+"""The ranks' exits, the first failed rank, and its report.
 
-Every launcher asks ``first_failure``: meshrun, ``spawn``, ``run_ranks`` and the engines.
+All launchers use ``first_failure``: meshrun, ``spawn``, ``run_ranks`` and the engines.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from meshlib._launcher.ranks.bootstrap import types_of
 from transport._net.limits import memory_cgroups
 
 ECHOES = frozenset({"RankFailedError", "PeerLostError", "CommunicatorAbortedError"})
-"""Errors that a rank raises because another one failed."""
+"""Errors that a rank raises because another rank failed."""
 
 
 class Blame(enum.IntEnum):
-    """The ways in which ranks fail, the likeliest cause of the others first."""
+    """The ways in which ranks fail; the most likely cause of the others first."""
 
     OWN = 0
-    """By an exception that is not of a call, or by a signal."""
+    """By an exception from outside a call, or by a signal."""
     CALL = 1
-    """By a failed call of a group, or with an exit code alone."""
+    """By a failed call of a group, or with only an exit code."""
     ECHO = 2
     """Because another rank failed."""
     STOPPED = 3
@@ -40,15 +40,15 @@ F = TypeVar("F", "RankExit", "RaisedError")
 
 
 def first_failure(failures: Iterable[F]) -> F | None:
-    """Return the failure that caused the others, None if there is none.
+    """Return the failure that caused the others, or None if there is no failure.
 
-    By ``Blame``; among equals the earliest, and then the lowest rank.
+    The order is by ``Blame``, then by time, then by rank.
     """
     return min(failures, key=lambda one: (one.blame, one.time, one.rank), default=None)
 
 
 def _blame_of(types: Collection[str]) -> Blame:
-    """Return the blame of an exception with these ``types_of`` it."""
+    """Return the blame of an exception whose ``types_of`` are ``types``."""
     if not ECHOES.isdisjoint(types):
         return Blame.ECHO
     return Blame.CALL if "DistError" in types else Blame.OWN
@@ -56,7 +56,7 @@ def _blame_of(types: Collection[str]) -> Blame:
 
 @dataclass(frozen=True, slots=True)
 class RaisedError:
-    """The exception that left the function of ``rank``, where ranks run in workers of others."""
+    """The exception of the function of ``rank``, for ranks in another library's workers."""
 
     rank: int
     error: BaseException
@@ -70,26 +70,26 @@ class RaisedError:
 
 _LINE_WIDTH = 160
 # The difference of this machine's wall clock and monotonic clock when this process began.
-_TURNED = time.time() - time.monotonic()
+_CLOCK_OFFSET = time.time() - time.monotonic()
 
 
 def wall_time() -> float:
-    """Return the seconds since 1970, on a clock that nobody sets while this process runs."""
-    return _TURNED + time.monotonic()
+    """Return the seconds since 1970, independent of later changes of the machine's clock."""
+    return _CLOCK_OFFSET + time.monotonic()
 
 
 def _moment(record: dict[str, Any]) -> float:
-    # A program that is not Python has at most the wall clock; other nodes' clocks are their own.
+    # Programs in other languages may have only the wall clock.
     steady = record.get("monotonic")
-    return float(record.get("time", 0.0)) if steady is None else _TURNED + float(steady)
+    return float(record.get("time", 0.0)) if steady is None else _CLOCK_OFFSET + float(steady)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
-    """A rank's error file: the exception that left its program.
+    """A rank's error file: the exception that ended its program.
 
-    ``time`` is on the clock of ``wall_time``, 0 if the file has none: it is compared with what
-    happened to other ranks, which setting the machine's clock must not reorder.
+    ``time`` is on the clock of ``wall_time``, or 0 if the file has none. It is compared with other
+    ranks' failures, so changes of the machine's clock must not affect it.
     """
 
     type: str
@@ -100,7 +100,7 @@ class ErrorRecord:
 
     @classmethod
     def load(cls, path: Path) -> ErrorRecord | None:
-        """Read an error file; None when there is none, or nothing that can be read."""
+        """Read an error file; return None if it is missing or unreadable."""
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -108,7 +108,7 @@ class ErrorRecord:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> ErrorRecord:
-        """Build from JSON's dict; a program that is not Python may leave out all but a message."""
+        """Build from a dict of JSON. Only the message is required."""
         return cls(
             type=str(record.get("type", "error")),
             types=tuple(str(name) for name in record.get("types", ())),
@@ -119,7 +119,7 @@ class ErrorRecord:
 
     @property
     def is_of_calls(self) -> bool:
-        """True if a call or a group of the rank failed: its flight record has more."""
+        """True if a call or a group of the rank failed, so its flight record has details."""
         return "DistError" in self.types
 
     def summary(self) -> str:
@@ -131,10 +131,10 @@ class ErrorRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """The exit of one rank. ``code`` is negative for a signal, as ``Popen.returncode`` is.
+    """The exit of one rank. ``code`` is negative for a signal, like ``Popen.returncode``.
 
-    ``time`` is the ``wall_time`` of the failure: the error file's, else that of the noticed exit.
-    ``stopped``: the launcher had sent the rank a signal by then.
+    ``time`` is the ``wall_time`` of the failure, from the error file or otherwise of the noticed
+    exit. ``stopped``: the launcher had sent the rank a signal before.
 
     ``hint`` is a likely cause of a signal.
     """
@@ -170,18 +170,18 @@ class RankExit:
 
     @property
     def wrote_in_vain(self) -> bool:
-        """True if it failed because its output has no reader any more."""
+        """True if the rank failed because its output no longer has a reader."""
         broken_pipe = self.error is not None and self.error.type == BrokenPipeError.__name__
         return broken_pipe or self.code == -signal.SIGPIPE
 
     @property
     def exit_name(self) -> str:
-        """Return ``exit code 3``, ``SIGKILL`` or ``exit code 0``."""
+        """``exit code 3``, ``SIGKILL`` or ``exit code 0``."""
         return describe_code(self.code) + (f" ({self.hint})" if self.hint else "")
 
     @property
     def shell_code(self) -> int:
-        """The exit code that a shell would report; never 0 for a failure."""
+        """The exit code as reported by a shell; never 0 for a failure."""
         return 128 - self.code if self.code < 0 else (self.code & 0xFF or int(not self.ok))
 
     def what_happened(self) -> str:
@@ -194,7 +194,7 @@ class RankExit:
 
     @property
     def loss(self) -> RankLost:
-        """The event that tells the other ranks."""
+        """The event for the other ranks."""
         if self.error is not None:
             how = f"ended with {self.error.summary()}"
         elif self.code < 0:
@@ -216,9 +216,9 @@ def describe_code(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The text that a launcher prints when a job has failed: the cause last, and in full.
+    """The text that a launcher prints after a job's failure, with the full cause at the end.
 
-    ``error`` is a failure outside of the ranks that led to those of ranks.
+    ``error`` is a failure outside the ranks that caused theirs.
     """
 
     exits: Sequence[RankExit]
@@ -241,7 +241,7 @@ class Report:
         return cause.shell_code if cause is not None else int(self.error is not None)
 
     def text(self) -> str:
-        """Return the report; its last lines are the failing rank's traceback, if it has one."""
+        """Return the report. Its last lines are the failed rank's traceback, if there is one."""
         cause = self.cause
         lines = self._others(cause)
         if self.error is not None:
@@ -262,7 +262,7 @@ class Report:
         return [f"meshrun: {where} {how}{tries}{':' if trace else ''}", *([trace] if trace else [])]
 
     def _others(self, cause: RankExit | None) -> list[str]:
-        """One line for each way in which other ranks ended."""
+        """Return one line for each way in which other ranks ended."""
         ways: dict[str, list[int]] = {}
         for item in sorted(self.exits, key=lambda item: item.rank):
             if item is not cause and not item.ok:
@@ -282,14 +282,14 @@ def rank_list(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-OOM_HINT = "probably the kernel's out-of-memory killer, which has just struck"
+OOM_HINT = "probably the kernel's out-of-memory killer, which has just killed a process"
 
 
 def oom_kills() -> int:
-    """Return how many processes it has killed in this process's memory cgroup, or, where that does
-    not say, on this machine; 0 where nothing does.
+    """Return the number of out-of-memory kills in this process's memory cgroup.
 
-    Only that the number rises means anything.
+    If the cgroup does not count them, return the machine's number, or 0 if that is unknown, too.
+    Only an increase is meaningful.
     """
     for path in _counters():
         with contextlib.suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The process that ranks are forked from, where they are; ``starting`` has the launcher's side.
+"""The fork server: the process from which ranks are forked. ``starting`` has the launcher's side.
 
-It imports NumPy and this package, while it has no other thread, and forks when it is told to: ranks
-share what was loaded, and its memory. It imports little for itself, as the ranks wait for it.
+It imports NumPy and this package while it has no other thread, and forks on request. Ranks share
+the loaded modules and their memory. It imports little else, because the ranks wait for it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 from transport._platform import thread_names
 
 LENGTH = struct.Struct("!I")
-"""Before each order goes its length; the answer is the rank's process, 0 if there is none."""
+"""The length that precedes each order. The answer is the rank's process id, or 0 if none."""
 _ADOPTION_SECONDS = 10.0
 PRELOADED = (
     "numpy",
@@ -40,10 +40,10 @@ _NOT_SHARED = ("__main__", "builtins", "sys")
 
 
 def serve(descriptor: int, parent: int) -> str:
-    """Fork for each order that comes through ``descriptor``; return, in each child, its flags.
+    """Fork for each order from ``descriptor``; return in each child, with its flags.
 
-    The server itself does not return: it ends with the launcher, process ``parent``, or when that
-    closes its side. It refuses (process 0) where forking is not safe or imports failed.
+    The server itself does not return: it ends with the launcher, process ``parent``, or when the
+    launcher closes its end. It answers 0 if forking is not safe or imports failed.
     """
     orders = socket.socket(fileno=descriptor)
     able = _preload()
@@ -54,7 +54,7 @@ def serve(descriptor: int, parent: int) -> str:
             os._exit(0)
         child = _fork(parent) if able else -1
         if child == 0:
-            import json  # it is there already, with meshlib: who launches need not wait for it
+            import json  # already imported by meshlib; the server's start need not wait for it
 
             orders.close()
             order = json.loads(body)
@@ -66,41 +66,42 @@ def serve(descriptor: int, parent: int) -> str:
 
 
 def _preload() -> bool:
-    """Import the modules that ranks need; return whether this process may be forked."""
+    """Import the modules for the ranks; return whether this process may be forked."""
     import atexit
     import gc
     import importlib
 
     shared: dict[str, ModuleType] = {}
-    atexit.register(_leave, shared)  # before all that imports register, and so called after it
-    gc.disable()  # nothing of what is imported is garbage: every look at it would be in vain
+    atexit.register(_leave, shared)  # registered before the imports' functions, so called last
+    gc.disable()  # imports create no garbage
     for name in PRELOADED:
         try:
             importlib.import_module(name)
-        except Exception:  # noqa: BLE001 (the program will see it for itself, if it needs it)
+        except Exception:  # noqa: BLE001 (the program gets the error if it needs the module)
             return False
     shared.update(sys.modules)
     for name in _NOT_SHARED:
         shared.pop(name, None)
-    # It lives, in a rank, until the process is gone: a circle that no collector sees any more.
+    # A reference cycle that is never collected keeps the modules alive until the process ends.
     forever: list[object] = [shared]
     forever.append(forever)
-    gc.freeze()  # a collection in one rank must not make copies of what all share
+    gc.freeze()  # a collection in a rank must not copy shared pages
     gc.enable()
-    return len(thread_names() or ()) == 1  # where that is not known, no fork is safe
+    return len(thread_names() or ()) == 1  # if the number is unknown, no fork is safe
 
 
 def _leave(shared: dict[str, ModuleType]) -> None:
-    """Keep Python's end from taking apart what all ranks share: each would first copy its pages,
-    half of all that it ever copies. What the program itself has made ends as ever.
+    """Keep Python from clearing the shared modules at its exit, which would copy their pages.
+
+    The program's own objects are released as usual.
     """
     for name, module in shared.items():
         if sys.modules.get(name) is module:
-            del sys.modules[name]  # Python clears only the modules that it finds there
+            del sys.modules[name]  # Python clears only modules in sys.modules
 
 
 def _fork(parent: int) -> int:
-    """Fork twice; return 0 in the grandchild once ``parent`` has adopted it, its number here."""
+    """Fork twice; return the grandchild's id, or 0 in it once ``parent`` has adopted it."""
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
@@ -122,7 +123,7 @@ def _fork(parent: int) -> int:
 
 
 def _become(order: dict[str, object], descriptors: list[int]) -> None:
-    """Make this process the rank that ``order`` describes."""
+    """Turn this process into the rank of ``order``."""
     os.setsid()
     streams: list[int] = order["streams"]  # pyright: ignore[reportAssignmentType]
     for number, own in zip(streams, descriptors, strict=True):
@@ -134,11 +135,11 @@ def _become(order: dict[str, object], descriptors: list[int]) -> None:
     os.environ.update(variables)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # as Python's own generator does by itself after a fork
+        numpy_random.seed()  # Python's own generator does this by itself after a fork
 
 
 def receive(source: socket.socket, size: int) -> bytes:
-    """Return ``size`` bytes, or none where ``source`` has ended."""
+    """Return ``size`` bytes, or no bytes if ``source`` has ended."""
     data = b""
     while len(data) < size:
         piece = source.recv(size - len(data))

@@ -1,8 +1,8 @@
-"""Forwarding of the ranks' output: straight through, line by line with a prefix, into files.
+"""Forwards the ranks' output: directly, by lines with a prefix, and into files.
 
-A rank that is alone, and the first one of several on a terminal, write to the launcher's own
-standard output, so that progress bars and prompts work. Everything else comes through a pipe to
-``OutputPump``, one thread that writes whole lines: no line of one rank is ever inside another's.
+A single rank, or the first of several on a terminal, writes to the launcher's own standard output,
+so that progress bars and prompts work. All other output goes through pipes to ``OutputPump``, a
+thread that writes whole lines, so that lines of different ranks never mix.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from meshlib._command_line import print_note
 from meshlib._launcher.options.output import STREAMS, OutputOptions, Route
 
 _CHUNK = 1 << 16
-_LONGEST_LINE = 1 << 20  # beyond it a line is broken, so that memory stays bounded
+_LONGEST_LINE = 1 << 20  # longer lines are split, to bound the memory
 _PROMPT_AFTER = 0.15
-"""Seconds after which the beginning of a line is shown on a terminal: it may be a prompt."""
+"""The time after which an incomplete line is shown on a terminal, because it may be a prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class _Source:
 
 
 class OutputPump:
-    """Carries the output of ranks; ``add`` streams, and ``close`` in the end."""
+    """Copies the output of ranks. ``add`` adds a stream, ``close`` ends the pump."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -49,11 +49,11 @@ class OutputPump:
         self._unfinished: _Source | None = None
         self._thread: threading.Thread | None = None
         self.unwritten: OSError | None = None
-        """Why a file or the console has not everything, unless nobody reads that any more."""
+        """The error that made output incomplete, unless the console has no reader."""
 
     def add(self, reader: int, console: int | None, prefix: bytes, file: BinaryIO | None) -> None:
-        """Take over descriptor ``reader`` and ``file``: copy each byte to the file, each whole
-        line behind ``prefix`` to descriptor ``console``. Also while others are copied.
+        """Copy bytes from descriptor ``reader`` to ``file``, and whole lines with ``prefix`` to
+        descriptor ``console``. The pump closes ``reader`` and ``file``.
         """
         with self._lock:
             self._added.append(_Source(reader, console, prefix, file))
@@ -67,10 +67,10 @@ class OutputPump:
     def close(self, timeout: float) -> None:
         """Copy the remaining output until every stream has ended, at most ``timeout`` seconds."""
         if self._thread is not None:
-            self._thread.join(timeout)  # it ends by itself when the last writer is gone
+            self._thread.join(timeout)  # it ends when the last writer is gone
             os.write(self._stop_writer, b".")
             self._thread.join()
-        self._take_in()
+        self._add_new()
         for source in list(self._sources):
             self._end(source)
         if self._unfinished is not None:
@@ -81,7 +81,7 @@ class OutputPump:
         os.close(self._stop_writer)
 
     def _run(self) -> None:
-        while self._take_in():
+        while self._add_new():
             for key, _ in self._selector.select(self._prompt_timeout()):
                 source: _Source | None = key.data
                 if source is None:
@@ -93,12 +93,12 @@ class OutputPump:
                 except OSError:
                     data = b""
                 if data:
-                    self._take(source, data)
+                    self._receive(source, data)
                 else:
                     self._end(source)
             self._show_prompts()
 
-    def _take_in(self) -> bool:
+    def _add_new(self) -> bool:
         """Add the new streams; return True if any stream is open."""
         with self._lock:
             added, self._added = self._added, []
@@ -108,17 +108,17 @@ class OutputPump:
             self._selector.register(source.reader, selectors.EVENT_READ, source)
         return bool(self._sources)
 
-    def _take(self, source: _Source, data: bytes) -> None:
+    def _receive(self, source: _Source, data: bytes) -> None:
         self._log(source, data)
         if source.console is None:
             return
         if not source.line:
             source.since = time.monotonic()
-        whole, newline, rest = (source.line + data).rpartition(b"\n")
+        complete, newline, rest = (source.line + data).rpartition(b"\n")
         source.line = rest
         if newline:
             source.since = time.monotonic()
-            self._show(source, whole + newline)
+            self._show(source, complete + newline)
         if len(rest) > _LONGEST_LINE:
             self._show(source, rest + b"\n")
             source.line = b""
@@ -128,17 +128,17 @@ class OutputPump:
         if file is None:
             return
         try:
-            while view:  # a disk that is nearly full takes a part
+            while view:  # a disk that is nearly full accepts only a part
                 view = view[file.write(view) :]
-        except OSError as error:  # a full disk: what the console shows goes on
-            print_note("meshrun", f"{file.name} is not continued: {error.strerror}")
+        except OSError as error:  # a full disk; the console output continues
+            print_note("meshrun", f"{file.name} is incomplete: {error.strerror}")
             self.unwritten = error
             source.file = None
             with contextlib.suppress(OSError):
                 file.close()
 
     def _show(self, source: _Source, text: bytes) -> None:
-        """Write ``text`` behind whatever line is unfinished on the console."""
+        """Write ``text`` to the console, after ending another source's unfinished line."""
         continued = self._unfinished is source
         if self._unfinished is not None and not continued:
             self._write(self._unfinished, b"\n")
@@ -155,13 +155,13 @@ class OutputPump:
         try:
             while view and source.console is not None:
                 view = view[os.write(source.console, view) :]
-        except OSError as error:  # nobody reads the console any more, or its disk is full
+        except OSError as error:  # the console has no reader, or its disk is full
             if not isinstance(error, BrokenPipeError):
                 self.unwritten = error
             source.console = None
             if source.file is None and source in self._sources:
                 source.line = b""
-                self._drop(source)  # so that the rank's next write fails, as without a pump
+                self._drop(source)  # the rank's next write then fails, as without a pump
 
     def _prompt_timeout(self) -> float | None:
         waiting = [source.since for source in self._sources if self._may_prompt(source)]
@@ -195,7 +195,7 @@ class OutputPump:
         if source.file is not None:
             try:
                 source.file.close()
-            except OSError as error:  # some file systems say only now that the disk is full
+            except OSError as error:  # some file systems report a full disk only now
                 self.unwritten = error
 
 
@@ -203,7 +203,7 @@ class OutputPump:
 class RankStreams:
     """One rank's standard output and error; None: the launcher's own.
 
-    ``logged``: standard error is kept in a file.
+    ``logged``: standard error is written to a file.
     """
 
     stdout: int | None
@@ -244,7 +244,7 @@ def _open(route: Route, pump: OutputPump, rank: int, console: int, path: Path) -
         return None
     file: BinaryIO | None = None
     if route.file:
-        # The pump keeps it open for as long as the rank writes, and closes it.
+        # The pump closes it when the rank has ended.
         file = open(path, "ab", buffering=0)  # noqa: SIM115
     if not route.console:
         if file is None:

@@ -1,7 +1,7 @@
-"""The placement of ranks: a node's place in an attempt to run the job, and a rank's own.
+"""The placement of ranks: a node's place in an attempt to run the job, and a rank's place.
 
-meshrun, spawn and the adapters of engines tell a rank its place in the same variables, by which
-``init_process_group()`` finds the job.
+meshrun, spawn and the adapters of engines set the same variables, by which ``init_process_group()``
+finds the job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_A_LAUNCH = (
 class NodePlacement:
     """A node's place in one attempt to run the job, and the store that its ranks use.
 
-    Where that is in an etcd, ``store_url`` is its URL, and its first member is the host.
+    If the store is in etcd, ``store_url`` is its URL and the host is etcd's first member.
     """
 
     attempt: int
@@ -62,10 +62,10 @@ class NodePlacement:
 def node_environment(
     inherited: Mapping[str, str], placement: NodePlacement, mine: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the whole environment of a node's ranks: ``inherited``, with what leads them to the
-    job, and what ``mine`` has that is not None.
+    """Return the environment of a node's ranks.
 
-    What a launch around this one has said of its own ranks is gone.
+    It is ``inherited`` with the variables of ``placement`` and those in ``mine`` that are not None,
+    but without the variables of an enclosing launch.
     """
     variables = {name: text for name, text in inherited.items() if name not in _OF_A_LAUNCH}
     for name in environment.TLS:
@@ -76,9 +76,9 @@ def node_environment(
 
 
 def limit_threads(variables: dict[str, str], ranks: int) -> None:
-    """Have one of several ``ranks`` compute with one thread, unless somebody has chosen.
+    """Make each of several ``ranks`` compute with one thread, unless the number is already set.
 
-    Ranks that each start a thread for every core are slower than ranks with one.
+    Otherwise each rank would start a thread for every core, which is slower.
     """
     if ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")

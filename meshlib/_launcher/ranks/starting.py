@@ -1,11 +1,10 @@
-"""Starting the ranks' processes, in one of two ways. ``placement`` has their variables.
+"""Starts the ranks' processes, by ``exec`` or ``fork``. ``placement`` has their variables.
 
-A rank that is started by ``exec`` imports NumPy and this package anew, a quarter of a second of one
-core each. With ``fork``, one process imports them, while it has no other thread, and forks: ranks
-share the loaded modules and their memory. The launcher adopts the ranks: it is their subreaper, and
-a process in between ends at once. So it waits for them and signals them like its own children, and
-they notice its end. The fork server is the file ``bootstrap``; each child goes on in it with an
-environment, output and session of its own.
+A rank that is started by ``exec`` imports NumPy and this package anew. With ``fork``, one process
+imports them while it has no other thread, and forks: ranks share the loaded modules and their
+memory. An intermediate process ends immediately, so the launcher, as subreaper, adopts the ranks.
+It can then wait for them and signal them like its own children, and they notice its end. The fork
+server runs ``bootstrap``; each child continues there with its own environment, output and session.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from meshlib._launcher.ranks.output import RankStreams
 
 _ANSWER_SECONDS = 20.0
-"""The time that imports may hang; then ranks start anyway, and show the place."""
+"""The time limit for hanging imports; then ranks start without the server, and show the place."""
 
 
 class ForkedRank:
@@ -51,7 +50,7 @@ class ForkedRank:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, flags)
-            except ChildProcessError:  # collected by somebody else, who did not keep its status
+            except ChildProcessError:  # other code collected it, and its status is unknown
                 self.returncode = 0
             else:
                 if pid:
@@ -60,20 +59,21 @@ class ForkedRank:
 
 
 class ForkServer:
-    """The launcher's side: a process that forks ranks when asked to.
+    """The launcher's side of the process that forks ranks.
 
-    It starts at once, and imports while the launcher gets ready. The command ``command(flags)``
-    starts bootstrap with these flags; ``variables`` are the known part of a rank's environment.
+    It starts immediately, and imports while the launcher prepares the job. The command
+    ``command(flags)`` starts bootstrap with these flags; ``variables`` is the known part of a
+    rank's environment.
     """
 
     def __init__(self, command: Callable[[str], list[str]], variables: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._socket, remote = socket.socketpair()
         self._socket.settimeout(_ANSWER_SECONDS)
-        with theirs:
+        with remote:
             self._process = subprocess.Popen(
-                command(f"{bootstrap.SERVE}{theirs.fileno()}"),
+                command(f"{bootstrap.SERVE}{remote.fileno()}"),
                 env=dict(variables),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[remote.fileno()],
                 start_new_session=True,
             )
 
@@ -87,10 +87,10 @@ class ForkServer:
     ) -> ForkedRank | None:
         """Start a rank with the ``variables`` and descriptors (None: the launcher's own).
 
-        ``flags`` are bootstrap's. Returns None if ranks cannot be forked: they are to be started
-        otherwise.
+        ``flags`` are bootstrap's. Returns None if ranks cannot be forked and must be started by
+        exec.
         """
-        import json  # not before the server has begun
+        import json  # imported after the start of the server
 
         order = {
             "flags": flags,
@@ -107,18 +107,18 @@ class ForkServer:
             answer = b""
         pid = LENGTH.unpack(answer)[0] if answer else 0
         if not pid:
-            self.close()  # nothing may come of it later
+            self.close()  # it must not start the rank later
         return ForkedRank(pid) if pid else None
 
     def close(self) -> None:
-        """End the server; the ranks go on. Idempotent."""
+        """End the server; the ranks continue. Idempotent."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
 
 
 def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
-    """Start the process that this node's ranks are forked from, if they are forked."""
+    """Start the fork server of this node's ranks, if they are forked."""
     if options.start != "fork" or options.program.kind == "program":
         return None
     from meshlib._launcher.ranks.placement import limit_threads
@@ -126,26 +126,27 @@ def start_server(options: LaunchOptions, run_id: str) -> ForkServer | None:
     variables = {**os.environ, environment.RUN_ID: run_id}
     limit_threads(variables, options.ranks)
     try:
-        with _interrupt_later():
+        with _interrupts_blocked():
             return ForkServer(partial(_command_line, options.program), variables)
-    except OSError:  # out of processes or descriptors: each rank will tell better
+    except OSError:  # out of processes or descriptors: each rank reports it
         return None
 
 
 def start(
     program: RankProgram, ends: RankStreams, variables: Mapping[str, str], server: ForkServer | None
 ) -> subprocess.Popen[bytes] | ForkedRank:
-    """Start a rank that runs ``program``, with the output ``ends`` and all of its ``variables``;
-    from ``server``, if there is one and it can.
+    """Start a rank of ``program``, with the output ``ends`` and the environment ``variables``.
+
+    It is forked from ``server``, if there is one and it can fork.
     """
     flags = "-" if ends.inherited else "-l"
-    if not ends.logged:  # a log keeps each rank's traceback; the console gets only the first
+    if not ends.logged:  # logs have all tracebacks, the console only the first
         flags += "q"
     if server is not None:
         forked = server.fork(flags, variables, ends.stdout, ends.stderr)
         if forked is not None:
             return forked
-    with _interrupt_later():
+    with _interrupts_blocked():
         return subprocess.Popen(
             _command_line(program, flags),
             env=variables,
@@ -172,10 +173,10 @@ def _command_line(program: RankProgram, flags: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _interrupt_later() -> Generator[None]:
-    """Have a process that is started in the block find SIGINT blocked: ``bootstrap`` lets it in.
+def _interrupts_blocked() -> Generator[None]:
+    """Start processes in the block with SIGINT blocked; ``bootstrap`` unblocks it.
 
-    Python would print where in its own beginning Ctrl-C came, and in each rank.
+    Otherwise Ctrl-C during Python's start would print a traceback in each rank.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:

@@ -1,7 +1,7 @@
-"""Nothing is left behind: ending what ranks have started, also when the launcher itself is killed.
+"""Ends the processes that ranks have started, even if the launcher is killed.
 
-The kernel kills the ranks then (their parent-death signal). What they have started in turn, and the
-launcher's temporary directory, are left to the guardian, a second, sleeping process.
+In that case the kernel kills the ranks by their parent-death signal. The guardian, a second,
+sleeping process, kills the processes that they started and removes the launcher's folder.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _GRACE_SECONDS = 0.5
 
 
 def strays(run_id: str, adopter: int | None) -> list[int]:
-    """Return the processes that belong to the launch ``run_id``, and all their descendants.
+    """Return the processes of the launch ``run_id``, and all their descendants.
 
-    They carry its name in the environment that they were started with, whatever session or
-    process group they have moved to; the children of ``adopter`` are included without it.
+    Their initial environment contains ``run_id``, in whatever session or process group they are.
+    The children of ``adopter`` are included even without it.
     """
     mark = f"{environment.RUN_ID}={run_id}".encode()
     parents = all_parents()
@@ -40,15 +40,15 @@ def strays(run_id: str, adopter: int | None) -> list[int]:
 
 
 def children(parent: int) -> list[int]:
-    """Return the processes whose parent is process ``parent``."""
+    """Return the children of process ``parent``."""
     return [pid for pid, its_parent in all_parents().items() if its_parent == parent]
 
 
 def end_strays(run_id: str, spare: Iterable[int]) -> list[int]:
-    """End this process's adopted children and what else belongs to ``run_id``; return who it was.
+    """End this process's adopted children and all processes of ``run_id``; return their ids.
 
-    They get half a second to finish by themselves (helpers such as multiprocessing's
-    resource tracker do), as long again after SIGTERM, and then SIGKILL.
+    They get half a second to end by themselves, as multiprocessing's resource tracker does, the
+    same time after SIGTERM, and then SIGKILL.
     """
     left_alone = set(spare)
 
@@ -70,14 +70,14 @@ def end_strays(run_id: str, spare: Iterable[int]) -> list[int]:
 
 
 def kill_all(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send ``number`` to each of ``pids`` that is still there."""
+    """Send ``number`` to each existing process in ``pids``."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def wait_until_gone(pids: Iterable[int], timeout: float) -> bool:
-    """Wait until none of ``pids`` runs any more; return False after ``timeout`` seconds."""
+    """Wait until all processes in ``pids`` have ended; return False after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     return all(wait_for_end(pid, end - time.monotonic()) for pid in pids)
 
@@ -89,16 +89,16 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-_ALL_WELL = b"."
+_DISMISSED = b"."
 
 
 class Guardian:
-    """Started by ``fork`` before the launcher has threads; ends with ``dismiss``."""
+    """The guardian process, which is forked before the launcher has threads."""
 
     def __init__(self, run_id: str, directory: str) -> None:
         reader, self._writer = os.pipe()
         with warnings.catch_warnings():
-            # NumPy's threads may be there, of which Python warns; the child uses nothing of theirs.
+            # Python warns about NumPy's threads; the child does not depend on them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid: int = os.fork()
         if self.pid == 0:
@@ -110,11 +110,11 @@ class Guardian:
         os.close(reader)
 
     def dismiss(self) -> None:
-        """End the guardian, which then touches nothing, and wait for it. Idempotent."""
+        """End the guardian without cleaning up, and wait for it. Idempotent."""
         if self._writer < 0:
             return
         with contextlib.suppress(OSError):
-            os.write(self._writer, _ALL_WELL)
+            os.write(self._writer, _DISMISSED)
         os.close(self._writer)
         self._writer = -1
         with contextlib.suppress(ChildProcessError):
@@ -122,17 +122,17 @@ class Guardian:
 
 
 def _guard(reader: int, run_id: str, directory: str) -> None:
-    signal.set_wakeup_fd(-1)  # it is the launcher's
-    os.setsid()  # Ctrl-C and a closing terminal are the launcher's business
+    signal.set_wakeup_fd(-1)  # the descriptor belongs to the launcher
+    os.setsid()  # the launcher handles Ctrl-C and a closing terminal
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):  # a reader of the launcher's output must see its end
+    for standard in (0, 1, 2):  # readers of the launcher's output must get its end
         os.dup2(null, standard)
     readable(None, reader)
-    if os.read(reader, 1) == _ALL_WELL:
+    if os.read(reader, 1) == _DISMISSED:
         return
-    for _ in range(10):  # until a look finds nothing: a process may have forked meanwhile
+    for _ in range(10):  # repeat, because a process may have forked meanwhile
         found = strays(run_id, None)
         if not found:
             break

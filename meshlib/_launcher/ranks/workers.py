@@ -1,4 +1,4 @@
-"""The processes of one node's ranks: how they are started, watched, and ended."""
+"""Starts, watches and ends the processes of one node's ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from transport import _environment as environment
 from transport._platform import ended_child
 
 SETTLE_SECONDS = 0.8
-"""The time that the other ranks get, after a failure, to notice it and end by themselves."""
+"""The time that the other ranks have to notice a failure and end by themselves."""
 SETTLE_AFTER_ECHO_SECONDS = 1.0
-"""The same when the first to end did so because of another, which has yet to say why."""
+"""The same time if the first failure is an echo, whose cause has not been reported yet."""
 _A_MOMENT = 1.0
 
 
@@ -33,27 +33,27 @@ class RankProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         ...
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, -n for signal n, once it has been collected."""
+        """The exit code, -n for signal n, after the process was collected."""
         ...
 
     def poll(self) -> int | None:
-        """Collect it if it has ended; return its exit code."""
+        """Collect the process if it has ended; return its exit code."""
         ...
 
     def wait(self) -> int | None:
-        """Wait until it has ended; return its exit code."""
+        """Wait for the end of the process; return its exit code."""
         ...
 
 
 class RankWorker:
     """One rank's process; ``error`` returns the error that it reported, if any.
 
-    Where it leads a session of its own, a signal reaches all of that.
+    If the process leads a session, signals reach its whole process group.
     """
 
     def __init__(
@@ -88,36 +88,36 @@ class RankWorker:
         return True
 
     def has_failed(self) -> bool:
-        """True if the rank has ended badly, or has said why it is about to."""
+        """True if the rank has failed, or has reported an error before its end."""
         return self.process.returncode not in (None, 0) or self._error() is not None
 
     def signal(self, number: signal.Signals, *, stop: bool = True) -> None:
-        """Send ``number`` to the rank and the processes of its group; ``stop``: to end it."""
+        """Send ``number`` to the rank's process group. ``stop``: the signal is meant to end it."""
         if not self.running:
             return
         if stop and self._stopped_at is None:
             self._stopped_at = wall_time()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # Until the child has called setsid there is no such group, and only the child.
+            # Before the child has called setsid, the group does not exist.
             os.killpg(self.process.pid, number)
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
 
     def note_external_signal(self) -> None:
-        """Note that something else than this launcher has just sent the rank a signal to end."""
+        """Record that another process has just sent the rank a signal to end."""
         code = self.process.returncode
         if code is None or code < 0:
             self._stopped_at = self._stopped_at or wall_time() - _A_MOMENT
 
     def result(self) -> RankExit:
-        """Return how the rank ended, or, while it runs, how it has failed."""
+        """Return the rank's exit, or its failure while it still runs."""
         error = self._error()
         at = error.time if error and error.time else self._ended_at
         stopped = self._stopped_at is not None and (at == 0.0 or at >= self._stopped_at)
         code = self.process.returncode
         if code is None or (error and self._stopped_at is not None and not stopped):
-            # It failed, but has not ended, or only when it was made to: as Python would have ended.
+            # It failed but has not ended by itself: use the exit code that Python would have used.
             interrupted = error is not None and error.type == KeyboardInterrupt.__name__
             code = -signal.SIGINT if interrupted else 1
         return RankExit(
@@ -136,9 +136,9 @@ class RankWorker:
 class Ending:
     """Sends ``first`` after ``settle`` seconds and SIGKILL ``grace`` seconds later.
 
-    ``running`` returns those of the ranks that have not ended. ``first`` None: others have sent it.
-    A rank that has already said why it fails is left to end by itself until then: it may be saving
-    what it knows. Call ``advance`` whenever ``due`` has passed.
+    ``running`` returns the ranks that have not ended. If ``first`` is None, another process has
+    sent the first signal. A rank that has already reported its failure gets only SIGKILL, because
+    it may be saving its state. Call ``advance`` whenever ``due`` has passed.
     """
 
     def __init__(
@@ -161,13 +161,13 @@ class Ending:
         grace: float,
         failure: RankExit | None = None,
     ) -> Ending:
-        """End ranks because of a ``failure``, here or (None) elsewhere."""
+        """Return an ending because of a ``failure`` on this node, or (None) elsewhere."""
         echo = failure is not None and not failure.is_cause
         settle = SETTLE_AFTER_ECHO_SECONDS if echo else SETTLE_SECONDS
         return cls(running, settle, grace, signal.SIGTERM)
 
     def on_cause(self) -> None:
-        """Stop sooner: the failure that caused the others is known."""
+        """Send the first signal sooner, because the original failure is known."""
         if self._first is not None:
             self.due = min(self.due, time.monotonic() + SETTLE_SECONDS)
 
@@ -222,7 +222,7 @@ class WorkerGroup:
             raise
 
     def add(self, rank: int, local_rank: int) -> None:
-        """Start one more rank, which comes to the others."""
+        """Start one more rank."""
         options, placement = self._options, self._placement
         own = self._directory / str(rank)
         own.mkdir(parents=True)
@@ -232,7 +232,7 @@ class WorkerGroup:
             error_file = own / "error.json"
             variables = self._base | placement.variables_of(rank, local_rank)
             variables[environment.ERROR_FILE] = str(error_file)
-            if options.cpus:  # ranks that come later take the places of lost ones
+            if options.cpus:  # later ranks use the CPUs of lost ones
                 node = options.cpus[local_rank % len(options.cpus)]
                 variables[environment.CPUS] = list_cpus(node.cpus)
             process = start(options.program, ends, variables, self._server)
@@ -247,7 +247,7 @@ class WorkerGroup:
     def collect(self) -> list[RankWorker]:
         """Collect every process that has ended; return the ranks among them.
 
-        Adopted orphans are collected as well, so that a long job does not gather zombies.
+        Adopted orphans are also collected, so that zombies do not accumulate.
         """
         by_pid = {worker.process.pid: worker for worker in self.running}
         ended: list[RankWorker] = []
@@ -261,17 +261,18 @@ class WorkerGroup:
         return ended
 
     def signal(self, number: signal.Signals, *, stop: bool = True) -> None:
-        """Send ``number`` to every rank that runs; ``stop``: to end it."""
+        """Send ``number`` to every running rank. ``stop``: the signal is meant to end it."""
         for worker in self.running:
             worker.signal(number, stop=stop)
 
     def results(self) -> list[RankExit]:
-        """Return how each rank ended."""
+        """Return the exits of all ranks."""
         return [worker.result() for worker in self.workers]
 
     def close(self, timeout: float) -> OSError | None:
-        """Show what the ranks have written, waiting at most ``timeout`` seconds for its end; return
-        why not all of it could be.
+        """Write the ranks' remaining output, for up to ``timeout`` seconds.
+
+        Returns the error if some output could not be written.
         """
         self._pump.close(timeout)
         return self._pump.unwritten

@@ -1,1 +1,1 @@
-"""Remote calls: their frames, made by the caller and run by the server."""
+"""Remote calls: the caller's and the server's side, and their frames."""

@@ -1,4 +1,4 @@
-"""The calls of one worker: requests, their replies, and calls whose connection broke."""
+"""The calls that one worker makes: requests, replies, and calls of broken connections."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from transport._errors import (
 from transport._waiting.deadline import Deadline
 
 LOSS_SECONDS = 0.6
-"""The wait for the news of how a worker ended whose connection broke."""
+"""After a broken connection, the longest wait for a report of the worker's loss."""
 
 
 class Caller:
-    """Makes one worker's calls. Thread-safe.
+    """The calling side of one worker. Thread-safe.
 
-    ``timeout`` is the seconds that a call gets by default (0: no end), ``connect_timeout`` those
-    that a connection may take for a call without an end.
+    ``timeout`` is the default timeout of a call in seconds (0: none). ``connect_timeout`` bounds
+    the connection of a call without a timeout.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Caller:
         self.closed = False
         self.next_number: Callable[[], int] = itertools.count(1).__next__
         self.last_number: int = 0
-        """The number of the last call that was made."""
+        """The number of the last call."""
         self._directory = directory
         self._channel = channel
         self._loopback = loopback
@@ -77,7 +77,7 @@ class Caller:
         self._connect_timeout = connect_timeout
         self._moving = threading.Lock()
         self.orphans: list[dict[int, OutgoingCall]] = [{} for _ in range(directory.size)]
-        """By worker, the calls whose connection broke, until it is known whether that one lives."""
+        """The calls of broken connections by worker, until it is known whether the worker lives."""
 
     # ------------------------------------------------------------------ requests
 
@@ -93,11 +93,11 @@ class Caller:
         number: int = 0,
         what: str = "",
     ) -> OutgoingCall:
-        """Send a request and return its future. ``kept`` lives until the reply. With a ``number``,
-        from ``next_number()``, the result stays there as the object ``(rank, number)``. ``what`` is
-        the function's name in messages.
+        """Send a request and return its future; ``kept`` is kept alive until the reply. With a
+        ``number`` from ``next_number()``, the result remains on the callee as the object
+        ``(rank, number)``. ``what`` is the function's name in messages.
 
-        Raises the errors of pickling the arguments, ``WorkerLostError`` and ``DistNetworkError``.
+        Raises pickling errors of the arguments, ``WorkerLostError`` and ``DistNetworkError``.
         """
         if self.closed:
             raise DistBackendError("RPC was shut down on this worker")
@@ -122,7 +122,7 @@ class Caller:
         call.sent = sent
         try:
             self._send(call, payload, CREATES if number else 0)
-        except BaseException as error:  # an interrupted wait, too
+        except BaseException as error:  # including an interrupted wait
             call.record.end(describe(error))
             self._references.lose(to, [call])
             raise
@@ -144,7 +144,7 @@ class Caller:
             try:
                 connection.send(FrameKind.REQUEST, call.number, *payload, flags)
             except OSError:
-                # The peer has not received all of it, so it has not run.
+                # The peer has not received the whole request, so it did not run the function.
                 if not self._take_back(connection, call, last=again):
                     return
                 again = True
@@ -155,10 +155,10 @@ class Caller:
             connection.wait_for_room(left)
 
     def connect(self, to: int, seconds: float, what: str = "a call") -> AnyConnection:
-        """Return the connection for calls to worker ``to``, made first if there is none.
+        """Return the connection for calls to worker ``to``, opened if there is none.
 
         0 ``seconds`` stand for the job's timeout. Raises ``WorkerLostError`` for a lost worker,
-        ``DistNetworkError`` for one that cannot be reached, ``RpcTimeoutError`` past ``seconds``.
+        ``DistNetworkError`` for an unreachable one, ``RpcTimeoutError`` after ``seconds``.
         """
         if to == self._directory.rank:
             return self._loopback
@@ -180,7 +180,7 @@ class Caller:
             raise RpcTimeoutError(text) from error
 
     def query(self, to: int, *question: Any, seconds: float) -> OutgoingCall:
-        """Ask the worker ``to`` itself, over the connection that there is; 0 seconds: no end."""
+        """Query the worker ``to`` over the existing connection; 0 ``seconds``: no timeout."""
         call = OutgoingCall(self._execution, self.next_number(), to, question[0], seconds)
         own = to == self._directory.rank
         connection = self._loopback if own else self._channel.connected(to)
@@ -198,7 +198,7 @@ class Caller:
         return call
 
     def abandon(self, call: OutgoingCall, error: Exception) -> None:
-        """End a call with ``error``; the callee is told that nobody waits for it."""
+        """End a call with ``error``, and cancel it on the callee."""
         connection = call.connection
         if connection is not None:
             connection.pending.pop(call.number, None)
@@ -218,7 +218,7 @@ class Caller:
     # ------------------------------------------------------------------ replies
 
     def on_reply(self, connection: AnyConnection, frame: ChannelFrame) -> None:
-        """End the call that ``frame`` answers."""
+        """End the call to which ``frame`` replies."""
         connection.reclaim(frame.number)
         call: OutgoingCall | None = connection.pending.pop(frame.number, None)
         buffers: Sequence[memoryview] = ()
@@ -226,7 +226,7 @@ class Caller:
             try:
                 buffers = connection.fetch(frame)
             except OSError:
-                if call is not None:  # it ends as all that are pending on this connection
+                if call is not None:  # it ends like all pending calls of this connection
                     connection.pending[frame.number] = call
                 raise
             connection.acknowledge(frame)
@@ -234,7 +234,7 @@ class Caller:
         if frame.flags & UNREAD and call is not None:
             self._references.lose(call.to, [call])
         try:
-            # Also for a call that has ended: references in the reply are to be released.
+            # A reply to an ended call is unpickled too, to release its references.
             value, more = load(frame.data, buffers)
             if frame.kind == FrameKind.ERROR:
                 error = with_cause(answerable(value), more)
@@ -248,7 +248,7 @@ class Caller:
     # ------------------------------------------------------------------ ends
 
     def on_end(self, connection: AnyConnection, error: Exception) -> None:
-        """Find out about the worker to which a connection broke, and end its calls."""
+        """Determine whether the worker of a broken connection is lost, and end its calls."""
         rank = connection.peer
         with self._moving:
             orphan(connection.pending, self.orphans[rank])
@@ -266,7 +266,7 @@ class Caller:
         self._end_orphans(rank, None)
 
     def _inquire(self, rank: int, error: Exception) -> None:
-        """Find out whether a worker lives, and end the calls whose connection broke."""
+        """Determine whether a worker is lost, and end the calls of its broken connection."""
         with self._execution.threads.slot_released():
             self._directory.await_loss(rank, LOSS_SECONDS)
         with suppress(DistError):
@@ -284,14 +284,14 @@ class Caller:
                 call.end(None, self._directory.lost_error(rank, call.what, call.begun))
             else:
                 text = (
-                    f"the connection to {self._directory.describe(rank)} broke ({error}) while"
-                    f" {call.what} was called there: it may have run, or not"
+                    f"the connection to {self._directory.describe(rank)} broke ({error}) during"
+                    f" the call of {call.what}, which may or may not have run"
                 )
                 call.end(None, RpcConnectionError(text))
 
     def _take_back(self, connection: AnyConnection, call: OutgoingCall, *, last: bool) -> bool:
-        """Take back a call that could not be sent; False: it has ended, with its connection or
-        since this was the ``last`` attempt.
+        """Return whether a call that could not be sent may be sent again. If not, it has ended,
+        with its connection or because this was the ``last`` attempt.
         """
         with self._moving:
             found = connection.pending.pop(call.number, None)
@@ -306,7 +306,7 @@ class Caller:
 
 def orphan(pending: dict[int, OutgoingCall], orphans: dict[int, OutgoingCall]) -> None:
     """Move all calls of a connection that has ended to ``orphans``."""
-    # One by one: another thread may add a call meanwhile, and has to find it there.
+    # One by one, because another thread may add a call meanwhile and must find it in one of them.
     for number in list(pending):
         call = pending.pop(number, None)
         if call is not None:

@@ -1,4 +1,4 @@
-"""The threads of calls and callbacks, the call of each thread, and the calls being served."""
+"""The threads of calls and callbacks, and the calls that they serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshlib.rpc._calling.loopback import AnyConnection
 from transport._channel.threads import ThreadPool
 
 CYCLE_CHECK_SECONDS = 1.0
-"""A call that has waited this long is checked for a cycle of calls."""
+"""A call that has waited this long is checked for a cycle."""
 
 CallId = tuple[int, int]
 """The caller's rank, and its number for the call."""
@@ -23,7 +23,7 @@ CallId = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class ServedCall:
-    """A call that this worker serves, or that waits for a thread."""
+    """A call that this worker serves, or that waits for a thread of it."""
 
     id: CallId
     connection: AnyConnection
@@ -38,10 +38,10 @@ class ServedCall:
     begun: float = 0.0
     cancelled: str | None = None
     waits_for: Future[Any] | None = None
-    """The future that its thread waits for, or whose value it returns."""
+    """The future that the call's thread waits for, or whose value the call returns."""
     waits_since: float = 0.0
     result: Future[Any] | None = None
-    """The object of this worker that its result becomes."""
+    """The future of the object of this worker that the result becomes."""
 
 
 class _ThreadCall(threading.local):
@@ -49,23 +49,23 @@ class _ThreadCall(threading.local):
 
 
 class Execution:
-    """Runs calls and callbacks as jobs of ``threads``.
+    """The execution of calls and callbacks as jobs of ``threads``.
 
-    ``call_timer(moment)`` has cycles of waiting calls looked for at ``moment``.
+    ``call_timer(moment)`` schedules a search for cycles of waiting calls at ``moment``.
     """
 
     def __init__(self, threads: ThreadPool, call_timer: Callable[[float], None]) -> None:
         self.threads = threads
         self.callbacks: ContinuationStream = Callbacks(threads)
         self.calls: dict[CallId, ServedCall] = {}
-        """The calls that are served."""
+        """The calls that this worker serves, by id."""
         self._call_timer = call_timer
         self.here: _ThreadCall = _ThreadCall()
-        """The call that each thread serves."""
+        """The call that the current thread serves (thread-local)."""
 
     @property
     def current(self) -> ServedCall | None:
-        """The call that the calling thread serves."""
+        """The call that the calling thread serves, or None."""
         return self.here.call
 
     @contextmanager
@@ -86,32 +86,32 @@ class Execution:
             call.waits_for, call.waits_since = before
 
     def has_begun_all_of(self, caller: int) -> bool:
-        """True if all received requests of a worker are unpickled."""
+        """Return whether all received requests of the worker ``caller`` are unpickled."""
         return all(
             call.func is not None for call in list(self.calls.values()) if call.id[0] == caller
         )
 
     def has_begun(self, call_id: CallId) -> bool:
-        """True if a received request is unpickled, or has ended."""
+        """Return whether a received request is unpickled, or its call has ended."""
         call = self.calls.get(call_id)
         return call is None or call.func is not None
 
     def cancel(self, of: Callable[[ServedCall], bool], why: str) -> None:
-        """Note that the callers no longer wait for the calls ``of`` which this is true."""
+        """Mark the calls for which ``of`` returns true as cancelled, for the reason ``why``."""
         for call in list(self.calls.values()):
             if of(call):
                 call.cancelled = why
 
 
 class Callbacks(ContinuationStream):
-    """Runs callbacks of remote calls as jobs of the worker's threads, so that they may wait."""
+    """A stream that runs callbacks of remote calls in the worker's threads, where they may wait."""
 
     def __init__(self, threads: ThreadPool) -> None:
         super().__init__("rpc-callbacks")
         self._threads = threads
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Have a thread run ``task``."""
+        """Run ``task`` in one of the threads."""
         self._threads.submit(task)
 
     def is_current(self) -> bool:

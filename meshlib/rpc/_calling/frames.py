@@ -8,13 +8,13 @@ from transport._channel.frames import FIRST_KIND
 
 
 class FrameKind(enum.IntEnum):
-    """The kind of a frame. Its number is that of a call."""
+    """The kind of a frame. The frame's number is that of a call."""
 
     REQUEST = FIRST_KIND
     REPLY = FIRST_KIND + 1
     ERROR = FIRST_KIND + 2
     QUERY = FIRST_KIND + 3
-    """A question to the worker itself, which no program of the user's answers."""
+    """A question that the worker answers without the user's code."""
     CANCEL = FIRST_KIND + 4
     """The caller no longer waits for this call."""
 
@@ -22,4 +22,4 @@ class FrameKind(enum.IntEnum):
 CREATES = 1
 """The flag of a request whose result becomes an object of the callee."""
 UNREAD = 1
-"""The flag of an error that answers a request which could not be unpickled."""
+"""The flag of an error reply to a request that could not be unpickled."""

@@ -21,16 +21,16 @@ UNSET_TIMEOUT = -1.0
 
 
 class RpcFuture(Future[Any]):
-    """The outcome of a remote call, or of its continuation. ``torch.futures.Future``'s methods.
+    """The outcome of a remote call or of its continuation, with ``torch.futures.Future``'s methods.
 
-    A remotely called function or a callback that waits for one releases its thread's slot.
+    A remotely called function or a callback that waits for it releases its thread's slot.
     """
 
     def __init__(self, execution: Execution, oid: CallId | None = None) -> None:
         super().__init__(None, execution.callbacks)
         self.execution = execution
         self.object = oid
-        """The object of this worker that the future will hold."""
+        """The id of the object of this worker that the future will hold."""
 
     def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
         if self._done:
@@ -45,7 +45,7 @@ class RpcFuture(Future[Any]):
 class OutgoingCall(RpcFuture):
     """A call of this worker: its number, function, callee and deadline.
 
-    ``seconds`` is its timeout (0: none); ``kept`` lives until it ends.
+    ``seconds`` is its timeout (0: none); ``kept`` is kept alive until the call ends.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class OutgoingCall(RpcFuture):
         self.sent: dict[str, Any] | None = None
         """Data of the request's context carriers, by name."""
         self.passed: list[tuple[int, CallId]] = []
-        """The references in its arguments: their owners and objects."""
+        """The owners and objects of the references in its arguments."""
         self.late = False
-        """True if its deadline has passed, and the callee is asked about it."""
+        """True if its deadline has passed, and the callee has been queried."""
         self._kept = kept
 
     @property
     def is_question(self) -> bool:
-        """True if it asks the worker itself, and calls no function."""
+        """True if it queries the worker, and calls no function."""
         return isinstance(self._func, str)
 
     def _block(self, timeout: Timeout | None, what: Callable[[], str]) -> None:
-        """Wait for the reply. Read it in this thread, unless another reads the connection."""
+        """Wait for the reply, reading it in this thread unless another reads the connection."""
         if self._done:
             return
         if self.execution.threads.in_a_job:
@@ -105,7 +105,7 @@ class OutgoingCall(RpcFuture):
             Future._block(self, timeout, what)
 
     def end(self, value: Any, error: BaseException | None) -> None:
-        """Make this the outcome, unless it has one."""
+        """Set the outcome, unless the call has one."""
         self._kept = None
         if self.record is not None and not self.record.ended:
             self.record.end(None if error is None else describe(error))
@@ -113,7 +113,7 @@ class OutgoingCall(RpcFuture):
 
 
 def settle(future: Future[Any], value: Any, error: BaseException | None) -> None:
-    """Make this the outcome of ``future``, unless it has one."""
+    """Set the outcome of ``future``, unless it has one."""
     with suppress(RuntimeError):
         if error is not None:
             future.set_exception(error)
@@ -122,23 +122,22 @@ def settle(future: Future[Any], value: Any, error: BaseException | None) -> None
 
 
 def polled(call: Any) -> Any:
-    """Return ``call``, whose reply is read when it arrives, even if no thread waits for it."""
+    """Let the reply of ``call`` be read on arrival, even if no thread waits; return ``call``."""
     if call.connection is not None:
         call.connection.poll()
     return call
 
 
 def seconds_of(timeout: Timeout | None) -> float | None:
-    """Return the seconds that a call is given; None, the worker's default, also for -1 (c10d's
-    ``UNSET_RPC_TIMEOUT``).
+    """Return a call's timeout in seconds; None, the worker's default, for None and -1.
 
-    Raises ValueError and TypeError as ``to_seconds``.
+    Raises ValueError and TypeError as ``to_seconds`` does.
     """
     return None if timeout is None or timeout == UNSET_TIMEOUT else to_seconds(timeout)
 
 
 def name_of(func: object) -> str:
-    """Return the name of a function in messages."""
+    """Return the name of a function, for messages."""
 
     def qualified() -> str:
         name = getattr(func, "__qualname__", None)
@@ -148,7 +147,7 @@ def name_of(func: object) -> str:
 
 
 class PreparedCall(NamedTuple):
-    """A call without its arguments. Any worker may make it."""
+    """A call without arguments, which any worker can complete and make."""
 
     to: int
     func: Callable[..., Any]
@@ -160,11 +159,11 @@ class PreparedCall(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The function's name, in messages."""
+        """The function's name, for messages."""
         return self.what or name_of(self.func)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call, from the worker of the calling thread; return its future."""
+        """Make the call from the calling thread's worker; return its future."""
         caller: Any = getattr(current_world().rpc, "caller", None)
         if caller is None:
             raise RuntimeError("RPC is not initialised; call rpc.init_rpc() first")
@@ -176,7 +175,7 @@ class PreparedCall(NamedTuple):
 def wait_all(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all ``futures`` and return their values, in this order.
 
-    Raises the exception of the first one that fails, without waiting for the others. Raises
+    Raises the exception of the first future that fails, without waiting for the others. Raises
     TypeError for a value that is not a future.
     """
     _check(futures)

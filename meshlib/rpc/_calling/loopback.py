@@ -12,7 +12,7 @@ from transport._channel.frames import ChannelFrame, FrameBuffer
 class Loopback:
     """One end of a worker's connection with itself. Frames arrive at once, with copied buffers.
 
-    ``deliver(connection, frame)`` acts on a frame that arrives at a connection.
+    ``deliver(connection, frame)`` handles a frame that arrives at a connection.
     """
 
     is_choked = False

@@ -1,9 +1,9 @@
-"""The flight record of remote calls, made and served.
+"""The flight record of remote calls, as caller and as server.
 
-They have a ring of their own: thousands of calls must not drive out a collective that waits. Both
-sides know a call by its caller and the caller's number for it. A call made while another is served
-names that one (``parent``), so ``meshlib._trace.chains`` can follow chains of calls, also past
-workers that left no record.
+These records have their own ring, so thousands of calls do not evict a waiting collective. Both
+sides identify a call by its caller's rank and number. A call that is made while another is served
+refers to that one (``parent``), so ``meshlib._trace.chains`` can follow chains of calls, even past
+workers without a record.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from meshlib.rpc._errors import safely
 from transport._calls.header import NO_ROOT, Kind, pack_header
 
 _NOWHERE = -1
-"""The instruction in a record if its function is not Python, or not known yet."""
+"""The instruction in a record of a function that is not Python or not yet known."""
 
 
 class CallRecord(Record):
     """A remote call. ``label`` is the function's name, ``peer`` the rank at the other end.
 
-    The header has the call's number as ``sequence``, and which call's function made it, if one did:
-    its caller's rank as ``root``, its number as ``elements``. The site of a call that is served is
-    the function itself.
+    The header has the call's number as ``sequence``, and the id of its parent: the caller's rank as
+    ``root``, the number as ``elements``. The site of a served call is the function itself.
     """
 
     __slots__ = ()
@@ -38,14 +37,14 @@ class CallRecord(Record):
 
     @property
     def site(self) -> str:
-        """The user's line; empty where the function is not Python, or not known yet."""
+        """The user's line; empty if the function is not Python or not yet known."""
         return "" if self.instruction == _NOWHERE else super().site
 
 
 class CallRecorder:
-    """The last ``capacity`` calls of one worker, and all that are under way.
+    """The last ``capacity`` calls of one worker, and all its running calls.
 
-    Flight records have them in a group of their own, called ``group``.
+    Flight records show them as calls of a group named ``group``.
     """
 
     group_desc = "rpc"
@@ -54,7 +53,7 @@ class CallRecorder:
         self.id = group
         self.ranks: tuple[int, ...] = tuple(ranks)
         self.workers: Sequence[str] = ()
-        """Their names, by rank."""
+        """The workers' names, by rank."""
         self.under_way: Callable[[], list[Record]] = list[Record]
         self._recorder = FlightRecorder(capacity, CallRecord)
         self._open = self._recorder.open
@@ -62,7 +61,7 @@ class CallRecorder:
     def made(
         self, number: int, to: int, name: str, nbytes: int, seconds: float, parent: CallId | None
     ) -> Record:
-        """Note that this worker calls ``name`` on worker ``to``, in the call ``parent``."""
+        """Record that this worker calls ``name`` on worker ``to``, in the call ``parent``."""
         root, elements = parent or (NO_ROOT, 0)
         packed = pack_header(number, elements, root, Kind.CALL, 0, 0, 0, 0, 0)
         record = self._open(self.id, packed, nbytes, to, False, seconds)
@@ -70,14 +69,14 @@ class CallRecorder:
         return record
 
     def served(self, call: ServedCall, error: str | None) -> None:
-        """Note that a call has been served, with ``error`` if it failed."""
+        """Record that a call has been served, with ``error`` if it failed."""
         packed = _packed_served(call)
         record = self._open(self.id, packed, call.nbytes, call.id[0], False, 0.0)
         _fill(record, call)
         record.end(error)
 
     def being_served(self, call: ServedCall) -> Record:
-        """Return the record of a call that has not ended."""
+        """Return the record of a served call that has not ended."""
         caller, code = call.id[0], self.being_served.__code__
         record = CallRecord(
             *(_packed_served(call), False, self.id, call.nbytes, caller, 0.0, None), 0, code, 0
@@ -86,13 +85,13 @@ class CallRecorder:
         return record
 
     def records(self) -> list[Record]:
-        """Return the records, oldest first; those under way even if many came after them."""
+        """Return the records, oldest first, including all running calls."""
         found = {id(record): record for record in self._recorder.records()}
         found |= {id(record): record for record in self.under_way()}
         return sorted(found.values(), key=lambda record: record.issued)
 
     def close(self) -> None:
-        """Freeze the calls under way: the worker ends."""
+        """Freeze the list of running calls, when the worker ends."""
         left = self.under_way()
         self.under_way = lambda: left
 

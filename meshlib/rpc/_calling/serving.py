@@ -34,9 +34,9 @@ from transport._channel.frames import ChannelFrame
 
 
 class CallServer:
-    """Serves the calls of one worker's callers, as jobs of ``execution``.
+    """A server of one worker's calls, which run as jobs of ``execution``.
 
-    While ``has_left()``, failed calls are not answered: they fail because this worker ends.
+    While ``has_left()`` is true, failed calls get no reply: they fail because this worker ends.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class CallServer:
         self._has_left = has_left
 
     def accept(self, connection: AnyConnection, frame: ChannelFrame) -> None:
-        """Have a thread run a request. The calling thread, one of the pool, may be the one."""
+        """Run a request in a thread of the pool, perhaps in the calling thread."""
         caller, lost = connection.peer, self._directory.lost
         call = ServedCall((caller, frame.number), connection, frame.nbytes, time.monotonic())
         self._execution.calls[call.id] = call
-        if caller in lost:  # the loss was noted after the request was read, and found no call
+        if caller in lost:  # the loss was handled before this call was added
             call.cancelled = f"its caller, {self._directory.describe(caller)}, {lost[caller]}"
         if frame.flags & CREATES:
-            # Before any other worker's reference to it arrives.
+            # Created before any other worker's reference to it arrives.
             call.result = self._references.create(call.id)
         self._execution.threads.add(lambda: self._run(call, frame), call.nbytes)
 
@@ -71,18 +71,18 @@ class CallServer:
         """Describe the current activity of a call, for its caller's error."""
         call = self._execution.calls.get(call_id)
         if call is None:
-            return "it has ended there, or has not arrived"
+            return "it has ended there or has not arrived"
         if call.thread is None:
             threads = self._execution.threads
             if threads.running < threads.limit:
-                return "it has arrived, and is about to begin"
+                return "it has arrived and is about to begin"
             return (
-                f"it has not begun: all {threads.limit} threads are busy, {threads.backlog}"
-                " calls wait for one"
+                f"it has not begun: all {threads.limit} threads are busy, and"
+                f" {threads.backlog} calls wait"
             )
         seconds = time.monotonic() - call.begun
         if call.thread == 0:
-            return f"it waits, for {seconds:.1f} s, for the future that the function has returned"
+            return f"it has waited for {seconds:.1f} s for the future that the function returned"
         return f"it has run for {seconds:.1f} s, {_stack_below(call.thread)}"
 
     # ------------------------------------------------------------------ one call
@@ -93,7 +93,7 @@ class CallServer:
         call.begun, call.thread = time.monotonic(), threading.get_ident()
         try:
             self._run_function(call, frame)
-        except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
             self._fail(call, error)
         finally:
             here.call = before
@@ -106,7 +106,7 @@ class CallServer:
         del frame, buffers
         call.func, call.parent, call.sent = func, parent, sent
         if call.cancelled is not None:
-            raise RemoteError(f"the call was not begun: {call.cancelled}")
+            raise RemoteError(f"the call was cancelled before it began: {call.cancelled}")
         self._directory.await_names()
         if sent is None:
             result, backs = func(*args, **kwargs), None
@@ -137,7 +137,7 @@ class CallServer:
                 self._fail(call, error)
             else:
                 self._answer(call, done.value(), backs)
-        except BaseException as error:  # noqa: BLE001 (it becomes the caller's)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
             self._fail(call, error)
         finally:
             here.call = before
@@ -168,9 +168,9 @@ class CallServer:
         self._send(call, FrameKind.ERROR, payload, describe(error), flags)
 
     def _packed(self, error: Exception, text: str, to: int) -> Payload | None:
-        """Return the payload of ``error`` for a worker; None if it cannot be unpickled."""
+        """Return the payload of ``error`` for the worker ``to``; None if it cannot be unpickled."""
         dump = self._references.dump
-        # The trial passes references in it to this worker itself, and counts them as such.
+        # The trial is pickled for this worker, which also receives its references.
         trial = dump((error, text), self._directory.rank)
         loaded, _ = load(trial.data, trial.buffers)
         return dump((error, text), to) if isinstance(loaded, Exception) else None
@@ -183,25 +183,25 @@ class CallServer:
         call.result = None
         if kind == FrameKind.ERROR and self._has_left():
             return
-        with suppress(OSError):  # its calls have failed with the connection
+        with suppress(OSError):  # the caller's calls have failed with the connection
             call.connection.send(kind, call.id[1], *payload, flags)
 
 
 class Later(NamedTuple):
-    """The result of a function of meshlib's own that answers when ``future`` is done."""
+    """The result of an internal function whose reply is the value of ``future``."""
 
     future: Future[Any]
 
 
 def _stack_below(thread: int) -> str:
-    """Return the stack of the function that a thread runs for a call, as lines to print."""
+    """Return the stack of the function that a thread runs for a call, as text."""
     frames = frames_of(thread)
     ours = [i for i, (frame, _) in enumerate(frames) if frame.f_code is _RUN]
     below = frames[ours[-1] + 1 :] if ours else []
-    # The source lines come from the module's loader, which may be the user's.
+    # The module's loader, which provides the source lines, may be the user's and raise.
     text = safely(lambda: "".join(traceback.StackSummary.extract(iter(below)).format()), "")
     text = text.rstrip()
-    return f"and is at\n{text}" if text else "inside of a function that is not written in Python"
+    return f"and is at\n{text}" if text else "inside a function that is not written in Python"
 
 
 _RUN = CallServer._run_function.__code__  # pyright: ignore[reportPrivateUsage]

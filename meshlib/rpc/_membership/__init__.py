@@ -1,1 +1,1 @@
-"""The workers, their arrival and their leaving."""
+"""The workers: their names, their losses, and the shutdown."""

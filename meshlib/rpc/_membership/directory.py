@@ -1,4 +1,4 @@
-"""The workers of a job: their names, and those that are lost."""
+"""The workers of a job: their names and their losses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from transport._waiting.interrupts import Condition, sliced
 
 
 class WorkerInfo(NamedTuple):
-    """A worker: its ``name``, unique in the job, and its ``id``, which is its rank."""
+    """A worker: its ``name``, unique in the job, and its ``id``, its rank."""
 
     name: str
     id: int
 
 
 class WorkerDirectory:
-    """The knowledge of worker ``rank``, called ``name``, about all ``size`` workers. Thread-safe.
+    """All ``size`` workers, as known to the worker ``rank`` called ``name``. Thread-safe.
 
-    ``find`` waits at most ``timeout`` seconds for their names.
+    ``find`` waits at most ``timeout`` seconds for the workers' names.
     """
 
     def __init__(self, rank: int, size: int, name: str, timeout: float) -> None:
@@ -31,7 +31,7 @@ class WorkerDirectory:
         self.infos: tuple[WorkerInfo, ...] = ()
         """All workers, by rank; empty until ``meet``."""
         self.lost: dict[int, str] = {}
-        """The reason of each loss, by the lost worker's rank."""
+        """The cause of each loss, by the lost worker's rank."""
         self._name = name
         self._timeout = timeout
         self._by_name: dict[str, int] = {}
@@ -46,7 +46,7 @@ class WorkerDirectory:
         self._met.set()
 
     def close(self) -> None:
-        """Wake all waiting threads: RPC ends."""
+        """Wake all waiting threads, because RPC ends."""
         self._met.set()
         with self._changed:
             self._closed = True
@@ -81,7 +81,7 @@ class WorkerDirectory:
         return rank
 
     def await_names(self) -> None:
-        """Wait until this worker has met all others: a caller may have met them before."""
+        """Wait until this worker knows all names; a caller may know them earlier."""
         if not self.infos:
             sliced(self._met.wait, self._timeout)
 
@@ -98,7 +98,7 @@ class WorkerDirectory:
     # ------------------------------------------------------------------ losses
 
     def lose(self, rank: int, how: str) -> bool:
-        """Note that a worker is lost; False if that is known."""
+        """Record the loss of a worker; return False if it is already recorded."""
         with self._changed:
             if rank in self.lost:
                 return False
@@ -114,5 +114,5 @@ class WorkerDirectory:
     def lost_error(self, rank: int, what: str = "", begun: float = 0.0) -> WorkerLostError:
         """Return the error for a lost worker, on which ``what`` was called at ``begun``."""
         since = f", {time.monotonic() - begun:.1f} s after {what} was called there" if what else ""
-        text = f"{self.describe(rank)} {self.lost.get(rank, 'is gone')}{since}"
+        text = f"{self.describe(rank)} {self.lost.get(rank, 'is lost')}{since}"
         return WorkerLostError(text, rank, self.name_of(rank))

@@ -1,10 +1,11 @@
-"""Graceful shutdown: RPC ends when no call is under way on any worker.
+"""Graceful shutdown: RPC ends when no worker has a running call.
 
-The living worker of the lowest rank leads: it asks all others. Each answers when its program has
-called ``shutdown`` and it is idle: no call waits for a reply, none is served, no callback runs. The
-answer is a number that changes with all activity. If all answer twice with the same numbers, there
-was a moment in between at which all were idle. No message was on its way then: a call waits for
-each. So none can become active again (Mattern's four counters, 1987). The leader tells all.
+The living worker of the lowest rank leads, and queries all others. Each worker answers when its
+program has called ``shutdown`` and it is idle: no call waits for a reply, none is served, no
+callback runs. The answer is a number that changes with every activity. If all workers answer twice
+with the same numbers, there was a time in between at which all were idle. No message was in flight
+then, because a call waits for each message. So none can become active again (Mattern's four
+counters, 1987), and the leader informs all workers.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ Answer = Callable[[object], None]
 class Shutdown:
     """One worker's part in the graceful shutdown.
 
-    ``activity()`` returns a number that changes with all that the worker does, None while it is
-    active; ``state()`` tells the latter in words.
+    ``activity()`` returns a number that changes with every activity of the worker, or None while
+    it is active; ``state()`` describes that activity.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class Shutdown:
         self._changed = Condition()
 
     def run(self, seconds: float) -> None:
-        """Return when all living workers have called this and no call is under way.
+        """Return when all living workers have called this and none has a running call.
 
-        Raises ``RpcTimeoutError`` after ``seconds`` (0: never) that names the missing workers.
+        After ``seconds`` (0: never), raises ``RpcTimeoutError`` with the missing workers.
         """
         directory = self._directory
         self._wanted = True
@@ -73,10 +74,10 @@ class Shutdown:
                 self._changed.wait_for(lambda: self._down, min(deadline.remaining(), 0.2))
             if late and not self._down:
                 who = directory.describe(others[0])
-                raise _too_late(deadline, f"{who} has not ended it: {self._state()}")
+                raise _too_late(deadline, f"{who} has not completed it: {self._state()}")
 
     def on_question(self, what: str, answer: Answer) -> None:
-        """Answer the leader: ``idle`` once this worker is, ``down`` at once."""
+        """Answer the leader: a query ``idle`` when this worker is idle, ``down`` at once."""
         if what == "down":
             answer(None)
             with self._changed:
@@ -88,7 +89,7 @@ class Shutdown:
         self._timer.notify()
 
     def tick(self) -> float | None:
-        """Answer the leader, if idle; return the seconds until the next tick. For the timer."""
+        """Answer the leader if idle; return the seconds until the timer's next call, or None."""
         if not self._waiting or not self._wanted:
             return None
         activity = self._activity()
@@ -127,7 +128,7 @@ class Shutdown:
                 block(call, deadline.remaining(), lambda: "shutdown")
             if not call.done():
                 missing = ", ".join(describe(r) for r, c in calls.items() if not c.done())
-                why = f"{missing} have not called it, or are not done with their calls"
+                why = f"{missing} have not called it or still have running calls"
                 raise _too_late(deadline, why)
             if call.exception() is None:
                 answers[rank] = call.value()
@@ -142,4 +143,4 @@ class Shutdown:
 
 
 def _too_late(deadline: Deadline, why: str) -> RpcTimeoutError:
-    return RpcTimeoutError(f"shutdown() was not done after {deadline.seconds:g} s: {why}")
+    return RpcTimeoutError(f"shutdown() was not complete after {deadline.seconds:g} s: {why}")

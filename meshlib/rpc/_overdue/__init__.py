@@ -1,1 +1,1 @@
-"""Calls past their deadlines, and calls that wait for each other in a cycle."""
+"""Deadlines of calls, and cycles of waiting calls."""

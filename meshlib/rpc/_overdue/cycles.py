@@ -1,9 +1,9 @@
 """Cycles of calls that wait for each other.
 
-A function that waits for a call, or for an object that is being made, waits for another function:
-the one that serves the call or makes the object. The detector follows a call that has waited for a
-second from worker to worker. If the chain leads back to the call twice over the same calls, there
-was a moment at which all of them waited, and none can go on.
+A function that waits for a call, or for an object that is being made, waits for the function that
+serves the call or makes the object. The detector follows a call that has waited for a second from
+worker to worker. If the chain leads back to the call twice over the same calls, there was a time at
+which all of them waited, so none can continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_STEPS = 1000
 
 
 class WaitStep(NamedTuple):
-    """A waiting function: its worker and call, the call or object that it awaits, and how long."""
+    """A waiting function: its worker and call, the awaited call or object, and the seconds."""
 
     worker: int
     call: CallId
@@ -38,7 +38,7 @@ class WaitStep(NamedTuple):
 
 
 class CycleDetector:
-    """Finds the cycles of calls that pass through one worker."""
+    """A detector of the cycles of calls that pass through one worker."""
 
     def __init__(self, directory: WorkerDirectory, execution: Execution, caller: Caller) -> None:
         self._directory = directory
@@ -47,8 +47,8 @@ class CycleDetector:
         self._followed: dict[CallId, float] = {}
 
     def tick(self) -> float | None:
-        """Follow the calls that have waited for long. Return the seconds until the next tick, or
-        None if no call waits. Called by the timer.
+        """Follow the calls that have waited for a second. Return the seconds until the next tick,
+        or None if no call waits. Called by the timer.
         """
         now = time.monotonic()
         waiting = [call for call in list(self._execution.calls.values()) if call.waits_for]
@@ -62,7 +62,7 @@ class CycleDetector:
         return CYCLE_CHECK_SECONDS / 2 if waiting else None
 
     def step(self, call_id: CallId) -> WaitStep | None:
-        """Return the wait of a call that is served here; None if it awaits no call or object."""
+        """Return the wait of a call that this worker serves; None: it awaits no call or object."""
         call = self._execution.calls.get(call_id)
         awaited = call.waits_for if call is not None else None
         if call is None or not isinstance(awaited, RpcFuture) or awaited.done():
@@ -88,7 +88,7 @@ class CycleDetector:
                 self._break(awaited, again)
 
     def _way_back(self, call_id: CallId) -> list[WaitStep] | None:
-        """Return the steps from a call that is served here back to itself; None without a cycle."""
+        """Return the steps from a call that this worker serves back to itself; None: no cycle."""
         me = self._directory.rank
         steps: list[WaitStep] = []
         worker, at = me, call_id
@@ -101,7 +101,7 @@ class CycleDetector:
             if (worker, at) == (me, call_id):
                 return steps
             if any((s.worker, s.call) == (worker, at) for s in steps):
-                return None  # a cycle of other workers, which find it themselves
+                return None  # a cycle of other workers, which detect it
         return None
 
     def _query(self, worker: int, call_id: CallId) -> WaitStep | None:
@@ -115,7 +115,7 @@ class CycleDetector:
             f" {s.seconds:.1f} s"
             for s in steps
         ]
-        text = "these calls wait for each other and would never end:\n" + "\n".join(rows)
+        text = "these calls wait for each other forever:\n" + "\n".join(rows)
         if isinstance(awaited, OutgoingCall):
             self._caller.abandon(awaited, WaitCycleError(text))
         elif awaited is not None:

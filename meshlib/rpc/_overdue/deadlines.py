@@ -14,20 +14,20 @@ from meshlib.rpc._errors import RpcTimeoutError
 from meshlib.rpc._overdue.timer import TimerThread
 
 STATE_SECONDS = 0.5
-"""The seconds in which a callee has to describe an overdue call."""
+"""A callee must describe an overdue call within this time."""
 _WRITE_SECONDS = 1.0
-"""Flight records are written no more often than this."""
+"""The shortest time between two writes of the flight record."""
 
 
 class PendingCalls(Protocol):
-    """The calls of one worker: its ``Caller``."""
+    """The part of a ``Caller`` that ``Deadlines`` uses."""
 
     def pending(self) -> Sequence[OutgoingCall]:
         """Return the calls that wait for their replies."""
         ...
 
     def query(self, to: int, *what: object, seconds: float) -> Future[Any]:
-        """Ask the worker of rank ``to``; return the future of its answer."""
+        """Query the worker of rank ``to``; return the future of its answer."""
         ...
 
     def abandon(self, call: OutgoingCall, error: Exception) -> None:
@@ -36,7 +36,7 @@ class PendingCalls(Protocol):
 
 
 class Deadlines:
-    """Ends calls at their deadlines, in ``timer``'s thread.
+    """The deadlines of calls, enforced in ``timer``'s thread.
 
     ``write_record()`` writes this worker's flight record.
     """
@@ -50,28 +50,28 @@ class Deadlines:
         self._to_write = False
 
     def watch(self, due: float) -> None:
-        """Have overdue calls ended at ``due`` (monotonic seconds)."""
+        """Schedule the end of overdue calls at ``due`` (monotonic seconds)."""
         if due < self._next:
             with self._lock:
                 self._next = min(self._next, due)
             self._timer.call_at(due)
 
     def request_record(self) -> None:
-        """Have the flight record written: this worker makes or serves an overdue call."""
+        """Schedule a write of the flight record: this worker makes or serves an overdue call."""
         self._to_write = True
         self._timer.notify()
 
     def tick(self, caller: PendingCalls, describe: Callable[[int], str]) -> float:
-        """End overdue calls of ``caller``; return the moment of the next deadline.
+        """End overdue calls of ``caller``; return the time of the next deadline.
 
-        ``describe(rank)`` names a worker. For the timer.
+        ``describe(rank)`` names a worker. Called by the timer.
         """
         now = time.monotonic()
         if self._to_write and now - self._written >= _WRITE_SECONDS:
             self._to_write, self._written = False, now
             self._write_record()
         if now >= self._next:
-            # A call that is made meanwhile is either pending already, or is watched afterwards.
+            # A concurrent call is either already pending, or watched afterwards.
             self._next = math.inf
             found = math.inf
             for call in caller.pending():
@@ -85,14 +85,14 @@ class Deadlines:
         return self._next
 
     def _find_out_why(self, caller: PendingCalls, call: OutgoingCall, who: str) -> None:
-        """Ask the callee about an overdue call, and end the call."""
+        """Query the callee about an overdue call, and end the call."""
 
         def end(state: str) -> None:
             text = f"{call.what} on {who} passed its deadline of {call.seconds:g} s: {state}"
             caller.abandon(call, RpcTimeoutError(text))
 
         def on_answer(done: Future[Any]) -> None:
-            silent = f"{who} does not answer at all"
+            silent = f"{who} does not respond"
             end(silent if done.exception() is not None else done.value())
 
         if call.is_question:

@@ -1,4 +1,4 @@
-"""A thread that runs timed work, and work that other threads must not do themselves."""
+"""A thread for timed work, and for work that other threads must not do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transport._waiting.polling import Wakeup
 
 
 class TimerThread:
-    """A thread that calls the function ``work`` given to ``start`` at due moments.
+    """A thread that calls the function ``work`` of ``start`` at scheduled times.
 
-    ``work`` returns the moment (monotonic seconds) of its next call. A caller of ``call_at``
-    records its task first, so that ``work`` finds it.
+    ``work`` returns the time (monotonic seconds) of its next call. A caller of ``call_at`` records
+    its task first, so that ``work`` finds it.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,19 +28,19 @@ class TimerThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self, work: Callable[[], float]) -> None:
-        """Start the thread."""
+        """Start the thread, which calls ``work``."""
         self._work = work
         self._thread.start()
 
     def call_at(self, moment: float) -> None:
-        """Let ``work`` be called at ``moment`` at the latest."""
+        """Schedule a call of ``work`` at ``moment`` or earlier."""
         if moment < self._due:
             with self._lock:
                 self._due = min(self._due, moment)
             self._wake()
 
     def notify(self) -> None:
-        """Let ``work`` be called now. It takes no lock, so ``__del__`` may call it."""
+        """Schedule a call of ``work`` now. Takes no lock, so ``__del__`` may call this."""
         self._notified = True
         self._wake()
 

@@ -1,1 +1,1 @@
-"""References to objects on workers, as their holders and their owners keep them."""
+"""References to objects on workers: the holders' side and the owners' side."""

@@ -1,11 +1,11 @@
-"""Distributed reference counting by grants: how long a worker's objects live.
+"""Distributed reference counting by grants, which determines the lifetime of a worker's objects.
 
-An object lives while any worker holds a reference to it. Its owner counts, for each pair of
-workers, the references that the first gave to the second and that are not released. A worker that
-passes a reference on sends the owner a *grant*, before any later message such as the release of its
+An object lives while any worker holds a reference to it. For each pair of workers, its owner counts
+the unreleased references that the first gave to the second. A worker that passes a reference on
+sends the owner a *grant*, before any later message such as the release of its
 own reference. Only messages from one worker to the owner need to arrive in order. So the grant and
-the release of one reference may arrive in any order, and a count may be negative for a while. But
-as long as a reference exists, or is on its way, some count is not zero: its own, or that of the
+the release of one reference may arrive in any order, and a count may be temporarily negative. But
+while a reference exists, or is in flight, some count is not zero: its own, or that of the
 reference from which it was copied. No message waits for an answer.
 (``tests/meshlib/rpc/test_counting.py`` has the model, with workers that die.)
 
@@ -13,11 +13,11 @@ If a granted reference is lost with its connection, the intended receiver releas
 (``LostRequests``).
 
 A dead worker's references are dropped. Its grants to others are uncertain: a grant may have been
-lost with the worker, or the grant may have arrived and the reference been lost. So the owner asks
+lost with the worker, or the grant may have arrived but not the reference. So the owner queries
 all other workers for their references from the dead one, and the object lives until they have
-answered. They answer when nothing more can arrive from the dead worker; the answer replaces the
+answered. They answer when nothing more can arrive from the dead worker, and the answer replaces the
 count. A worker that dies before it has answered may have passed on references from the first dead
-worker, so the others are asked about the second too.
+worker, so the owner queries the others about the second too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ObjectId = tuple[int, int]
 
 
 class OwnedObject:
-    """An object of this worker. ``value`` is done once the function that makes it has ended."""
+    """An object of this worker. ``value`` is done when the function that creates it has ended."""
 
     def __init__(self, value: Future[Any]) -> None:
         self.value = value
@@ -46,20 +46,20 @@ class OwnedObject:
         self.counts: Counter[tuple[int, int]] = Counter()
         """The number of references, by giver and holder."""
         self.queried: set[int] = set()
-        """The dead workers about which the others are asked."""
+        """The dead workers about which the others are queried."""
         self.awaited: set[tuple[int, int]] = set()
-        """The missing answers, as pairs: the dead worker, and the worker that has to answer."""
+        """The missing answers, as pairs of a dead worker and an answering worker."""
 
 
 class ReferenceCounts:
     """The objects of one worker, among ``size`` workers. Not thread-safe: the caller holds a lock.
 
-    ``make(oid)`` makes the future of an object's value.
+    ``make(oid)`` creates the future of an object's value.
     """
 
     def __init__(self, make: Callable[[ObjectId], Future[Any]], size: int) -> None:
         self.questions: list[tuple[int, int, ObjectId]] = []
-        """The questions to send: the worker to ask, the dead giver, the object."""
+        """The queries to send: the queried worker, the dead giver, the object."""
         self._make = make
         self._size = size
         self._objects: dict[ObjectId, OwnedObject] = {}
@@ -72,22 +72,22 @@ class ReferenceCounts:
     def find(self, oid: ObjectId) -> OwnedObject:
         """Return an object, which may not have been created yet.
 
-        Raises ``RRefLostError`` for one that was freed, or whose creator is dead.
+        Raises ``RRefLostError`` if the object was freed, or its creator is dead.
         """
         found = self._expect(oid)
         if found is not None:
             return found
         if oid in self._freed:
-            raise RRefLostError(f"the object {oid} was freed: its owner knew of no reference to it")
+            raise RRefLostError(f"the object {oid} was freed: it had no references")
         raise RRefLostError(
-            f"the object {oid} was never made: its creator, rank {oid[0]}, {self._dead[oid[0]]}"
+            f"the object {oid} was never created: its creator, rank {oid[0]}, {self._dead[oid[0]]}"
         )
 
     def create(self, oid: ObjectId) -> OwnedObject:
-        """Note that the creator's request has arrived, and that it holds the first reference.
-        Does nothing for an object that the creator has given up (``void``).
+        """Record the arrival of the creator's request; the creator holds the first reference. Does
+        nothing for an object that the creator has abandoned (``void``).
         """
-        # No worker refers to an object that was freed or whose creator is dead, and none will.
+        # Without a found object, it was freed or its creator is dead: no worker will refer to it.
         found = self._expect(oid) or OwnedObject(self._make(oid))
         if not found.created:
             found.created = True
@@ -96,12 +96,12 @@ class ReferenceCounts:
         return found
 
     def void(self, oid: ObjectId) -> OwnedObject | None:
-        """Note that the creator has given up an object; return the object if it is still needed."""
+        """Record that the creator has abandoned an object; return it if it is still needed."""
         return None if oid in self._freed or oid[0] in self._dead else self.create(oid)
 
     def grant(self, oid: ObjectId, giver: int, to: int) -> OwnedObject | None:
-        """Note that ``giver`` passes a reference to ``to``. Returns the object if that frees it."""
-        if giver in self._dead:  # the holders are asked instead
+        """Record that ``giver`` passes a reference to ``to``. Return an object that this frees."""
+        if giver in self._dead:  # the holders are queried instead
             return None
         if to in self._dead:  # the dead worker may have passed the reference on
             found = self._expect(oid)
@@ -111,15 +111,15 @@ class ReferenceCounts:
         return self._change(oid, giver, to, 1)
 
     def release(self, oid: ObjectId, giver: int, holder: int) -> OwnedObject | None:
-        """Note that ``holder`` has dropped a reference that it had from ``giver``.
+        """Record that ``holder`` has dropped a reference from ``giver``.
 
-        Returns the object if that frees it.
+        Return the object if that frees it.
         """
         return self._change(oid, giver, holder, -1)
 
     def answer(self, oid: ObjectId, giver: int, holder: int, count: int) -> OwnedObject | None:
-        """Note that ``holder`` has ``count`` references from the dead ``giver``, and will get no
-        more. Returns the object if that frees it.
+        """Record that ``holder`` has ``count`` references from the dead ``giver``, and will get no
+        more. Return the object if that frees it.
         """
         found = self._objects.get(oid)
         if found is None or (giver, holder) not in found.awaited:
@@ -131,10 +131,10 @@ class ReferenceCounts:
         return self._free_if_unused(oid, found)
 
     def forget_worker(self, rank: int, how: str) -> list[OwnedObject]:
-        """Drop the references of the dead worker ``rank``. Messages of it that other threads still
-        read change nothing.
+        """Drop the references of the dead worker ``rank``. Its messages that other threads still
+        read have no effect.
 
-        Returns the objects that the worker should have created; they will never be made.
+        Return the objects that the worker should have created, and never will.
         """
         self._dead[rank] = how
         orphans: list[OwnedObject] = []
@@ -148,14 +148,14 @@ class ReferenceCounts:
             if unanswered or any(rank in pair for pair in found.counts):
                 self._inquire(oid, found, rank)
             for giver, holder in list(found.counts):
-                # A grant of the dead worker that has not arrived yet never will.
+                # Grants of the dead worker that have not arrived never will.
                 if holder == rank or (giver == rank and found.counts[giver, holder] < 0):
                     del found.counts[giver, holder]
             self._free_if_unused(oid, found)
         return orphans
 
     def _inquire(self, oid: ObjectId, found: OwnedObject, giver: int) -> None:
-        """Queue questions to all other workers about their references from the dead ``giver``."""
+        """Queue queries to all other workers about their references from the dead ``giver``."""
         if giver in found.queried:
             return
         found.queried.add(giver)
@@ -165,7 +165,7 @@ class ReferenceCounts:
                 self.questions.append((worker, giver, oid))
 
     def _expect(self, oid: ObjectId) -> OwnedObject | None:
-        """Return an object; None for one that was freed, or whose creator is dead."""
+        """Return an object, or None if it was freed or its creator is dead."""
         found = self._objects.get(oid)
         if found is None and oid not in self._freed and oid[0] not in self._dead:
             found = self._objects[oid] = OwnedObject(self._make(oid))

@@ -1,4 +1,4 @@
-"""The references of one worker, and its objects that others refer to."""
+"""The references that one worker holds, and its objects to which others refer."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from transport._channel.connection import ChannelConnection
 from transport._errors import DistBackendError
 
 RETRY_SECONDS = 0.05
-"""A question about a dead worker waits for its last messages; they are looked for this often."""
+"""The interval of checks whether a dead worker's last messages have been read."""
 
 
 Passed = Sequence[tuple[int, ObjectId]]
-"""The references in a request: the owner and object of each."""
+"""The owner and object of each reference in a request."""
 _REMEMBERED = 4096
 
 
 class _Pickled(threading.local):
-    """The worker for which the calling thread pickles, and the references that it passes."""
+    """The worker for which the calling thread pickles, and the references involved."""
 
     def __init__(self) -> None:
         self.to: int | None = None
         self.passed = list[tuple[int, ObjectId]]()
         self.taken: list[tuple[int, ObjectId]] | None = None
-        """The references in the request that the thread unpickles."""
+        """The references in the request that the thread unpickles; None: it unpickles none."""
 
 
 class References:
-    """Counts references: as a holder tells their owners, as an owner frees objects. Thread-safe."""
+    """The reference counting of one worker, as a holder and as an owner. Thread-safe."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class References:
         self._lock = threading.RLock()
         self._objects = ReferenceCounts(lambda oid: RpcFuture(execution, oid), directory.size)
         self._here = _Pickled()
-        # Each reference that came (1) or went (-1): its owner, object and giver.
+        # Each received (1) or dropped (-1) reference: its owner, object and giver.
         self._changes: deque[tuple[int, ObjectId, int, int]] = deque()
         self._woken = False
-        # Only the thread of ``tick``: the references that this worker has from others.
+        # The references from other workers; used only in the thread of ``tick``.
         self._held: Counter[tuple[int, ObjectId, int]] = Counter()
         self._questions: list[tuple[int, int, list[ObjectId]]] = []
 
@@ -70,9 +70,9 @@ class References:
     def dump(
         self, value: object, to: int | None, passed: list[tuple[int, ObjectId]] | None = None
     ) -> Payload:
-        """Pickle ``value`` for worker ``to``. References in it are granted first.
+        """Pickle ``value`` for the worker ``to``, and grant the references in it.
 
-        None: for any worker; ``value`` must have no references. They are appended to ``passed``.
+        The references are appended to ``passed``. If ``to`` is None, ``value`` must have none.
         """
         here = self._here
         passed = list[tuple[int, ObjectId]]() if passed is None else passed
@@ -87,7 +87,7 @@ class References:
         return payload
 
     def load(self, caller: int, number: int, data: bytes | memoryview, buffers: Any) -> Any:
-        """Unpickle a request, and remember the references in it."""
+        """Unpickle a request, and record the references in it."""
         here = self._here
         here.taken = taken = list[tuple[int, ObjectId]]()
         try:
@@ -98,19 +98,19 @@ class References:
                 self._losses.arrived(caller, number, taken)
 
     def lose(self, to: int, calls: Iterable[OutgoingCall]) -> None:
-        """Tell a worker which requests with references have failed to reach it: their connection
-        broke, or it could not unpickle them.
+        """Report requests with references to the worker ``to`` that did not reach it: their
+        connection broke, or it could not unpickle them.
         """
         if lost := [(call.number, call.passed) for call in calls if call.passed]:
             self._post(to, ("lost", lost))
 
     @property
     def pickled_for(self) -> int | None:
-        """The rank of the worker for which the calling thread pickles, None if it does not."""
+        """The rank of the worker for which the calling thread pickles, or None."""
         return self._here.to
 
     def pass_on(self, owner: int, oid: ObjectId) -> int:
-        """Note that a reference is being pickled; return the rank of its giver.
+        """Record that a reference is being pickled; return the rank of its giver.
 
         Raises RuntimeError outside of calls.
         """
@@ -118,36 +118,37 @@ class References:
         if here.to is None:
             raise RuntimeError(
                 "an RRef can only be pickled as part of a remote call's arguments or result:"
-                " its owner has to know who holds it"
+                " its owner must know its holders"
             )
         here.passed.append((owner, oid))
         return self._rank
 
     def take(self, owner: int, oid: ObjectId, giver: int) -> None:
-        """Note that a reference has arrived."""
+        """Record that a reference has arrived."""
         taken = self._here.taken
         if taken is not None:
             taken.append((owner, oid))
         self._changes.append((owner, oid, giver, 1))
 
     def drop(self, owner: int, oid: ObjectId, giver: int) -> None:
-        """Note that a reference is gone. Takes no lock: for ``__del__``."""
+        """Record that a reference was dropped. Takes no lock, so ``__del__`` may call this."""
         self._changes.append((owner, oid, giver, -1))
         if not self._woken:
             self._woken = True
             self._timer.notify()
 
     def give_up(self, owner: int, oid: ObjectId, why: str) -> None:
-        """Notify the owner that an object is not made: the request was lost, or is too late."""
+        """Notify the owner that this worker abandons an object, whose creation failed."""
         self._post(owner, ("void", oid, why))
 
     def tick(self) -> float | None:
-        """Post the released references to their owners, and answer their questions.
+        """Report dropped references to their owners, and answer the owners' queries.
 
-        Returns the seconds until the next tick, None if none is needed. For the timer.
+        Return the seconds until the next tick, or None. Called by the timer.
         """
         with self._lock:
-            # Before the changes are counted: an answer covers all that came from the dead worker.
+            # Checked before the changes are counted, so an answer covers all messages of the dead
+            # worker.
             over = {giver for _, giver, _ in self._questions if self._is_over(giver)}
             ready = [question for question in self._questions if question[1] in over]
             self._questions = [question for question in self._questions if question[1] not in over]
@@ -182,14 +183,14 @@ class References:
             self._channel.post(owner, pickling.dump(notice).data)
 
     def _is_over(self, rank: int) -> bool:
-        """True if a worker is dead, and all that came from it was unpickled."""
+        """Return whether a worker is dead, and all its messages have been unpickled."""
         if rank not in self._directory.lost:
             return False
         connected = any(one.peer == rank for one in self._channel.connections())
         return not connected and self._execution.has_begun_all_of(rank)
 
     def _is_settled(self, rank: int, number: int) -> bool:
-        """True if a request whose connection broke was unpickled, or never will be."""
+        """Return whether a request of a broken connection was unpickled, or never will be."""
         drained = self._channel.is_drained(rank)
         return drained and self._execution.has_begun((rank, number))
 
@@ -210,14 +211,14 @@ class References:
             return self._objects.find(oid).value
 
     def on_post(self, connection: ChannelConnection, data: bytes | memoryview) -> None:
-        """Act on a notice about references from the connection's peer."""
+        """Handle a notice about references from the connection's peer."""
         notice = pickling.load(data)
         if notice[0] == "lost":
             self._channel.end_earlier(connection)
         self.on_notice(connection.peer, notice)
 
     def on_notice(self, rank: int, notice: Any) -> None:
-        """Act on a notice about references from the worker ``rank``."""
+        """Handle a notice about references from the worker ``rank``."""
         freed: list[object] = []  # their finalizers run without the lock
         match notice:
             case ("grant", oid, to):
@@ -248,17 +249,17 @@ class References:
                 raise DistBackendError(f"expected a notice of references, got {notice!r}")
 
     def forget_worker(self, rank: int, how: str) -> None:
-        """Drop the references of a worker, which is dead."""
+        """Drop the references of a dead worker, which ended as ``how`` says."""
         with self._lock:
             orphans = self._objects.forget_worker(rank, how)
         who = self._directory.describe(rank)
         for orphan in orphans:
-            why = f"the object was never made: {who}, which asked for it, {how}"
+            why = f"the object was never created: its creator, {who}, {how}"
             settle(orphan.value, None, RRefLostError(why))
         self._post_questions()
 
     def _post_questions(self) -> None:
-        """Query other workers for their references from dead ones."""
+        """Send the queued queries about references from dead workers."""
         if not self._objects.questions:
             return
         with self._lock:
@@ -271,15 +272,15 @@ class References:
 
 
 class LostRequests:
-    """Releases references in requests that were lost with their connection, while both workers
-    live, or that could not be unpickled. Thread-safe.
+    """The references in requests that were lost with their connection while both workers live, or
+    that could not be unpickled. Thread-safe.
 
-    The owner knows of the grant. Only the receiver knows whether the reference arrived, so the
-    giver sends it the failed requests. It releases the references that never arrived, as if it
-    had dropped them at once. If the giver dies before, the owner queries what is left of its
-    grants; if the receiver dies, nothing is left.
+    The owner has counted the grant. Only the receiver knows whether the reference arrived, so the
+    giver sends it the failed requests. The receiver releases the references that never arrived, as
+    if it had dropped them at once. If the giver dies before, the owner queries the holders; if
+    the receiver dies, its references are dropped.
 
-    ``is_settled(caller, number)`` says whether a request has been unpickled, or never will be.
+    ``is_settled(caller, number)`` returns whether a request has been unpickled, or never will be.
     """
 
     def __init__(self, is_settled: Callable[[int, int], bool]) -> None:
@@ -290,7 +291,7 @@ class LostRequests:
         self._failed: list[tuple[int, int, Passed]] = []
 
     def arrived(self, caller: int, number: int, taken: Passed) -> None:
-        """Note the references in a request that has arrived."""
+        """Record the references in a request that has arrived."""
         with self._lock:
             arrived = self._arrived.setdefault(caller, OrderedDict())
             arrived[number] = taken
@@ -299,12 +300,12 @@ class LostRequests:
                 self._forgotten[caller] = max(first, self._forgotten.get(caller, 0))
 
     def failed(self, caller: int, lost: Sequence[tuple[int, Passed]]) -> None:
-        """Note that requests of a worker, by number, have failed."""
+        """Record the failed requests of a worker: the number and the references of each."""
         with self._lock:
             self._failed += [(caller, number, passed) for number, passed in lost]
 
     def settle(self) -> list[tuple[int, Passed]]:
-        """Return the references that never will arrive, by giver; each once."""
+        """Return the references that will never arrive, by giver, and forget them."""
         with self._lock:
             found: list[tuple[int, Passed]] = []
             left: list[tuple[int, int, Passed]] = []
@@ -320,7 +321,7 @@ class LostRequests:
         return bool(self._failed)
 
     def _missing(self, caller: int, number: int, passed: Passed) -> Passed:
-        # Forgotten requests count as arrived: better to keep an object too long than to free it.
+        # Forgotten requests count as arrived: this may keep an object too long, but never frees it.
         if number <= self._forgotten.get(caller, 0):
             return []
         left = Counter(passed)

@@ -22,9 +22,9 @@ class RRef(Generic[T]):
     """A reference to an object that lives on one worker, its owner.
 
     ``RRef(value)`` refers to an object of this worker, and ``remote`` returns a reference to a
-    function's result on another worker. A reference may be passed to any worker, as an argument or
-    in a result of a call. The object lives until the last reference is gone. Raises RuntimeError if
-    it is pickled for another purpose. ``type_hint`` is accepted for compatibility with c10d.
+    function's result on another worker. A reference may be passed to any worker, in an argument or
+    a result of a call. The object lives until the last reference is dropped. Pickling for another
+    purpose raises RuntimeError. ``type_hint`` is accepted for compatibility with c10d.
     """
 
     _worker: LocalWorker
@@ -60,7 +60,7 @@ class RRef(Generic[T]):
         return self._worker.workers[self._owner]
 
     def owner_name(self) -> str:
-        """Return the name of that worker."""
+        """Return the name of the worker on which the object lives."""
         return self._worker.directory.name_of(self._owner)
 
     def is_owner(self) -> bool:
@@ -70,30 +70,30 @@ class RRef(Generic[T]):
     def confirmed_by_owner(self) -> bool:
         """Return whether the owner is known to have the object.
 
-        False only on the worker that called ``remote``: until the function has returned, and if it
-        failed.
+        Only on the worker that called ``remote`` this may be False: until the function has
+        returned, and if it failed.
         """
         return self._made is None or (self._made.done() and self._made.exception() is None)
 
     def local_value(self) -> T:
-        """Return the object itself, on its owner; wait until it is made.
+        """Return the object itself, on its owner; wait until it is created.
 
-        Raises RuntimeError on any other worker, the error of making the object, and
+        Raises RuntimeError on any other worker, the error of creating the object, and
         ``RRefLostError``.
         """
         if not self.is_owner():
             here = self._worker.directory.describe(self._worker.rank)
             raise RuntimeError(
                 f"local_value() of {self!r} was called on {here};"
-                " expected on its owner (to_here() gives a copy anywhere)"
+                " expected on its owner (to_here() returns a copy on any worker)"
             )
         return _local(self._worker, self._oid)
 
     def to_here(self, timeout: Timeout | None = None) -> T:
-        """Return the object on its owner, a copy of it elsewhere; wait until it is made.
+        """Return the object on its owner, or a copy on other workers; wait until it is created.
 
         ``timeout`` limits the wait: seconds, None or -1 for the default of calls, 0 for no limit.
-        Raises the error of making the object, ``RpcTimeoutError``, ``WorkerLostError`` and
+        Raises the error of creating the object, ``RpcTimeoutError``, ``WorkerLostError`` and
         ``RRefLostError``.
         """
         self._check_made()
@@ -120,22 +120,22 @@ class RRef(Generic[T]):
         return _Proxy(self, timeout, create)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """Compute gradients on the owner, from the object, which is the result of recorded calls.
+        """Run the backward pass on the owner, from the object, a result of recorded calls.
 
-        It runs ``dist_autograd.backward(context_id, [value], retain_graph)`` on the owner; see
-        ``parallel.rpc``. -1 stands for the calling thread's context. With ``retain_graph``, another
-        pass may follow.
+        This runs ``dist_autograd.backward(context_id, [value], retain_graph)`` of ``parallel.rpc``
+        on the owner. ``dist_autograd_ctx_id`` -1 is the calling thread's context. With
+        ``retain_graph``, another pass may follow.
 
-        Raises RuntimeError outside of a context, ValueError for an unknown context, the error of
-        making the object, and the errors of ``backward``.
+        Raises RuntimeError outside a context, ValueError for an unknown context, the error of
+        creating the object, and the errors of ``backward``.
         """
         gradients = self._worker.carriers.gradients
         current = None if gradients is None else gradients.current()
         context_id = current if dist_autograd_ctx_id == -1 else dist_autograd_ctx_id
         if gradients is None or context_id is None:
             raise RuntimeError(
-                f"backward() of {self!r} was called outside of any autograd context; expected it"
-                " inside of `with dist_autograd.context()` (parallel.rpc), or with a context's id"
+                f"backward() of {self!r} was called outside any autograd context; expected it"
+                " inside `with dist_autograd.context()` (parallel.rpc), or with a context's id"
             )
         if self.is_owner():
             gradients.backward(context_id, self.local_value(), retain_graph)
@@ -147,7 +147,7 @@ class RRef(Generic[T]):
         ).wait()
 
     def creation(self) -> Future[Any]:
-        """Return the future of the call that makes the object; done if another worker made it."""
+        """Return the future of the call that creates the object; done if another worker made it."""
         if self._made is not None:
             return self._made
         done = Future()
@@ -155,13 +155,13 @@ class RRef(Generic[T]):
         return done
 
     def _check_made(self) -> None:
-        """Raise the error of making the object, if it is known."""
+        """Raise the error of creating the object, if it is known."""
         if self._made is not None and self._made.done():
             self._made.wait()
 
 
 class _Proxy:
-    """A proxy whose methods are those of an RRef's object; ``begin`` issues a call."""
+    """A proxy with the methods of an RRef's object; ``begin`` issues a call."""
 
     def __init__(self, rref: RRef[Any], timeout: Timeout | None, begin: Callable[..., Any]) -> None:
         self._rref = rref
@@ -192,7 +192,7 @@ def _call(worker: LocalWorker, *request: Any, kept: RRef[Any], what: str) -> Out
 def create(
     worker: LocalWorker, owner: int, *call: Any, kept: object = None, what: str = ""
 ) -> RRef[Any]:
-    """Let ``owner`` call a function, and return a reference to the result.
+    """Call a function on ``owner``, and return a reference to the result.
 
     ``call`` has the function, its arguments and the timeout, as for ``Caller.call``.
     """
@@ -206,7 +206,7 @@ def create(
 
     def note(done: Future[Any]) -> None:
         error = done.exception()
-        # The owner knows its own errors, but not that a request was lost or timed out.
+        # The owner knows its function's errors, but not lost or timed-out requests.
         if error is not None and not isinstance(error.__cause__, RemoteTraceback):
             who = worker.directory.describe(worker.rank)
             worker.references.give_up(owner, oid, f"{who} gave up its creation: {describe(error)}")
@@ -216,7 +216,7 @@ def create(
 
 
 def _received(owner: int, oid: ObjectId, giver: int) -> RRef[Any]:
-    """Return the reference that came with a message."""
+    """Return the reference that arrived with a message."""
     worker, rref = current_worker(), RRef[Any].__new__(RRef)
     worker.references.take(owner, oid, giver)
     rref._set(worker, owner, oid, giver)  # pyright: ignore[reportPrivateUsage]
@@ -229,7 +229,7 @@ def _bound(worker: LocalWorker, timeout: Timeout | None) -> float | None:
 
 
 def _local(worker: LocalWorker, oid: ObjectId, seconds: float | None = None) -> Any:
-    """On the owner: return the object when it is made. Raises the error of making it."""
+    """Return the object, on its owner, when it is created. Raises the error of creating it."""
     value = worker.references.value_of(oid)
     block(value, seconds, lambda: f"the object {oid}")
     if (failure := value.exception()) is not None:
@@ -238,12 +238,12 @@ def _local(worker: LocalWorker, oid: ObjectId, seconds: float | None = None) -> 
 
 
 def _fetch(oid: ObjectId) -> Later:
-    """On the owner: answer with the object when it is made."""
+    """Reply with the object, on its owner, when it is created."""
     return Later(current_worker().references.value_of(oid))
 
 
 def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
-    """On the owner: compute gradients from the object when it is made."""
+    """Run the backward pass from the object, on its owner, when it is created."""
     worker = current_worker()
     value = _local(worker, oid)
     if worker.carriers.gradients is None:
@@ -252,7 +252,7 @@ def _backward(oid: ObjectId, context_id: int, retain_graph: bool) -> None:
 
 
 def _invoke(oid: ObjectId, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """On the owner: call a method of the object when it is made."""
+    """Call a method of the object, on its owner, when it is created."""
     worker = current_worker()
     method = getattr(_local(worker, oid), name)
     call = worker.execution.current

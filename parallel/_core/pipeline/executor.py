@@ -1,4 +1,4 @@
-"""The executor: cuts a batch into microbatches, and runs a table's actions of this rank."""
+"""The executor: cuts a batch into microbatches, and runs this rank's actions of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedules by name; torch's names for the schedules that torch has."""
+"""Named schedules, with torch's names where torch has the schedule."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class ScheduleTable:
 
     Raises:
         ValueError: For a table that no pipeline can run, naming the first error: a missing stage,
-            microbatch or action, an action that is listed twice, a stage on two ranks, a backward
-            that is both whole and in halves, or an order that deadlocks.
+            microbatch or action, or an action that is listed twice. Other errors are a stage on two
+            ranks, a backward that is both whole and in halves, and an order that deadlocks.
     """
 
     ranks: tuple[tuple[Action, ...], ...]

@@ -1,4 +1,4 @@
-"""The affine layer, and a table of vectors that is looked up by index."""
+"""The affine layer and the embedding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def uniform_init(
 ) -> npt.NDArray[Any]:
     """Return an array drawn uniformly from [-bound, bound).
 
-    Drawn in float64 and rounded, so that all dtypes get the same values from one ``rng``.
+    Values are drawn in float64 and rounded, so they agree for all dtypes.
     """
     return rng.uniform(-bound, bound, shape).astype(dtype)
 
@@ -31,11 +31,11 @@ class Linear(Module):
         in_features: The size of the last dimension of the input, (..., in_features).
         out_features: The size of the last dimension of the output.
         bias: Add a bias to the outputs.
-        rng: Draws the initial values: both weight, (out_features, in_features), and bias,
-            (out_features,), uniformly within 1/sqrt(in_features). None: from NumPy's global random
-            state, which ``np.random.seed`` sets. Ranks on which the layer must begin alike
+        rng: The generator of the initial values: both weight, (out_features, in_features), and
+            bias, (out_features,), are uniform within 1/sqrt(in_features). None: NumPy's global
+            random state, which ``np.random.seed`` sets. Ranks that must have equal initial values
             (``fully_shard``, ``parallelize``) need equal generators or seeds.
-        dtype: Of the parameters, and so of the input.
+        dtype: The dtype of the parameters, and so of the input.
 
     Raises:
         ValueError: For sizes below 1, or a dtype that is not floating.
@@ -44,9 +44,8 @@ class Linear(Module):
 
     bias: Parameter | None
     input_grad: bool = True
-    """True if backward returns the gradient of the input, half of its work. False suits a model's
-    first layer: nobody learns from its batch. A layer that is split over ranks has it regardless.
-    """
+    """True if backward returns the gradient of the input, which is half of its work. False saves
+    this work for a model's first layer. A layer that is split over ranks always computes it."""
 
     def __init__(
         self,
@@ -81,8 +80,8 @@ class Linear(Module):
     def forward(self, x: Array) -> Array:
         """Map (..., in_features) to (..., out_features).
 
-        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
-        one whose dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension. Raises TypeError unless ``x`` is an array, or
+        if its dtype would change the output's from that of the parameters.
         """
         check_input(x, self.weight, self.in_features, type(self).__qualname__)
         self.save_for_backward(x)
@@ -91,15 +90,15 @@ class Linear(Module):
     def backward(self, grad: Array) -> Any:
         """Map (..., out_features) to (..., in_features), or to None without ``input_grad``.
 
-        The parameters come first: their reduction can start while the input's gradient is
-        computed.
+        The parameters' gradients are first, so their reduction overlaps with the computation of the
+        input's gradient.
         """
         x = self.saved()
         self.defer(lambda: self.accumulate(x, grad))
         return grad @ self.weight.data if self.input_grad else None
 
     def affine(self, x: Array) -> Array:
-        """Return ``x @ weight.T + bias``: a new array, and nothing is kept for backward."""
+        """Return ``x @ weight.T + bias`` as a new array, without saving data for backward."""
         y = x @ self.weight.data.T
         if self.bias is not None:
             y += self.bias.data
@@ -114,10 +113,10 @@ class Linear(Module):
 
 
 def check_input(x: Array, weight: Parameter, features: int, layer: str) -> None:
-    """Raise the errors of ``check_last``, and TypeError for a dtype unlike that of ``weight``.
+    """Raise the errors of ``check_last``, and TypeError for a dtype that ``weight`` does not take.
 
-    The gradient would have another dtype than the parameter. Backward would find that out too late
-    for the ranks that wait for the gradient.
+    Otherwise the gradient would have another dtype than the parameter. An error in backward would
+    be too late, because other ranks wait for the gradient by then.
     """
     check_last(x, features, layer)
     if not weight.takes(x.dtype):
@@ -130,7 +129,7 @@ def check_input(x: Array, weight: Parameter, features: int, layer: str) -> None:
 
 
 def check_last(x: Array, features: int, layer: str) -> None:
-    """Raise TypeError unless ``x`` is an array, ValueError unless its last size is ``features``."""
+    """Raise TypeError unless ``x`` is an array, ValueError unless its last dim is ``features``."""
     shape = getattr(x, "shape", None)
     if not shape or shape[-1] != features:
         expected = f"{layer} expects an input of shape (..., {features}), got"
@@ -140,10 +139,10 @@ def check_last(x: Array, features: int, layer: str) -> None:
 
 
 class Embedding(Module):
-    """``weight[indices]``, weight being (num_embeddings, embedding_dim), drawn from N(0, 1).
+    """``weight[indices]``, where weight is (num_embeddings, embedding_dim), drawn from N(0, 1).
 
-    ``rng`` draws the weight, which is of ``dtype``; None: NumPy's global random state does, which
-    ``np.random.seed`` sets. Ranks on which the layer must begin alike (``fully_shard``,
+    ``rng`` is the generator of the weight, of dtype ``dtype``; None: NumPy's global random state,
+    which ``np.random.seed`` sets. Ranks that must have equal initial values (``fully_shard``,
     ``parallelize``) need equal generators or seeds.
 
     Raises ValueError for sizes below 1 or a dtype that is not floating, TypeError for arguments of
@@ -167,14 +166,14 @@ class Embedding(Module):
     def forward(self, indices: Array) -> Array:
         """Map integers of any shape, each in [0, num_embeddings), to (*shape, embedding_dim).
 
-        Raises IndexError for an index outside, TypeError for anything but integers.
+        Raises IndexError for an index out of range, TypeError for other dtypes than integers.
         """
         self.check(indices)
         self.save_for_backward(indices)
         return self.weight.data[indices]
 
     def backward(self, grad: Array) -> None:
-        """Add each vector's gradient to its row. Indices have no gradient: returns None."""
+        """Add each vector's gradient to its row. Returns None, because indices have no gradient."""
         rows = self.saved().reshape(-1)
         self.defer(lambda: self.accumulate(rows, grad.reshape(-1, grad.shape[-1])))
 
@@ -184,7 +183,7 @@ class Embedding(Module):
         return self.weight.shape[0]
 
     def check(self, indices: Array) -> None:
-        """Raise IndexError for an index outside, TypeError for anything but integers."""
+        """Raise IndexError for an index out of range, TypeError for other dtypes than integers."""
         check_array(indices, "indices")
         if indices.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers, got {indices.dtype.name}")

@@ -1,6 +1,6 @@
-"""Layers without matrices: activations and normalisation; and modules in a row.
+"""Containers, activations, dropout and normalisation.
 
-Activations work element by element: input and output have the same shape and dtype.
+Activations are element-wise: input and output have the same shape and dtype.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from parallel.nn._parameter import Parameter
 
 
 class Sequential(Module):
-    """Run modules one after the other; their paths are "0", "1" and so on.
+    """A sequence of modules, with the paths "0", "1" and so on.
 
-    ``layers`` are the modules, the first to be run first. Raises TypeError for a layer that is not
-    a ``Module``.
+    ``layers`` are the modules, in the order of forward. Raises TypeError for a layer that is not a
+    ``Module``.
     """
 
     def __init__(self, *layers: Module) -> None:
@@ -66,11 +66,11 @@ class Sequential(Module):
 
 
 class Residual(Sequential):
-    """Add what modules in a row make of the input to the input itself: ``x + layers(x)``.
+    """A sequence of modules with a residual connection: ``x + layers(x)``.
 
     He et al., "Deep Residual Learning", arXiv:1512.03385, section 3.2. ``layers`` are the modules,
-    the first to be run first; the last one's output has the shape of the input. Raises TypeError
-    for a layer that is not a ``Module``.
+    in the order of forward; the output of the last one must have the shape of the input. Raises
+    TypeError for a layer that is not a ``Module``.
     """
 
     def forward(self, x: Any) -> Any:
@@ -78,7 +78,7 @@ class Residual(Sequential):
         return x + super().forward(x)
 
     def backward(self, grad: Any) -> Any:
-        """Return the gradient of the input: by both ways."""
+        """Return the gradient of the input, the sum over both paths."""
         return grad + super().backward(grad)
 
 
@@ -127,8 +127,8 @@ class GELU(Module):
     """The Gaussian error linear unit, in its tanh form.
 
     ``x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))``: Hendrycks and Gimpel, "Gaussian Error
-    Linear Units", arXiv:1606.08415, section 2. It differs from the exact one by less than 0.0005
-    and needs no error function, which NumPy lacks.
+    Linear Units", arXiv:1606.08415, section 2. It differs from the exact GELU by less than 0.0005,
+    and does not need the error function, which NumPy lacks.
     """
 
     _SCALE = math.sqrt(2 / math.pi)
@@ -147,15 +147,15 @@ class GELU(Module):
 
 
 class Dropout(Module):
-    """In training, zero each element with probability ``p`` and scale the rest by 1/(1-p).
+    """Dropout: in training, zeroes elements with probability ``p``, scales others by 1/(1-p).
 
-    Srivastava et al., "Dropout", JMLR 15 (2014), in its inverted form. ``rng`` draws the masks;
-    None: a generator that NumPy's global random state seeds, which ``np.random.seed`` sets. Give
-    ranks that hold different data generators with different seeds, and ranks that hold the same
-    activations (tensor parallel) equal ones.
+    Srivastava et al., "Dropout", JMLR 15 (2014), in the inverted form. ``rng`` is the generator of
+    the masks; None: a new generator, seeded from NumPy's global random state, which
+    ``np.random.seed`` sets. Ranks with different data need different seeds; ranks with the same
+    activations (tensor parallel) need equal seeds.
 
-    Raises ValueError for a ``p`` outside [0, 1), TypeError for one that is not a number, and for an
-    ``rng`` that is not a generator.
+    Raises ValueError for a ``p`` outside [0, 1), TypeError if ``p`` is not a number or ``rng`` is
+    not a generator.
     """
 
     def __init__(self, p: float = 0.5, *, rng: np.random.Generator | None = None) -> None:
@@ -165,7 +165,7 @@ class Dropout(Module):
         self.rng: np.random.Generator = to_generator(rng)
 
     def forward(self, x: Array) -> Array:
-        """Return x with elements dropped (in evaluation mode: x itself).
+        """Return x with dropped elements; in evaluation mode, x itself.
 
         Raises TypeError for a value that is not an array.
         """
@@ -182,7 +182,7 @@ class Dropout(Module):
 
 
 class _Norm(Module):
-    """The base of both norms: a factor for each feature, and division by the root mean square."""
+    """The base of both norms: division by the root mean square, and a factor per feature."""
 
     def __init__(
         self, features: int, eps: float = 1e-5, *, dtype: npt.DTypeLike = np.float32
@@ -216,10 +216,10 @@ class LayerNorm(_Norm):
     Args:
         features: The size of the last dimension of input and output.
         eps: Added to the (biased) variance.
-        dtype: Of weight (ones) and bias (zeros), each of shape (features,).
+        dtype: The dtype of weight (ones) and bias (zeros), each of shape (features,).
 
     Raises:
-        ValueError: For no features, a negative eps, or a dtype that is not floating.
+        ValueError: For features below 1, a negative eps, or a dtype that is not floating.
         TypeError: For arguments of another type.
     """
 
@@ -232,8 +232,8 @@ class LayerNorm(_Norm):
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
-        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
-        one whose dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension. Raises TypeError unless ``x`` is an array, or
+        if its dtype would change the output's from that of the parameters.
         """
         self.check(x)
         normal = self.normalised(x - x.mean(axis=-1, keepdims=True))
@@ -255,7 +255,7 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """Divide by the root of the mean square over the last dimension, times ``weight``.
+    """Root mean square normalisation over the last dimension, with a factor ``weight``.
 
     ``x / sqrt(mean(x**2) + eps) * weight``: Zhang and Sennrich, "Root Mean Square Layer
     Normalization", arXiv:1910.07467, equation 4.
@@ -263,18 +263,18 @@ class RMSNorm(_Norm):
     Args:
         features: The size of the last dimension of input and output.
         eps: Added to the mean square.
-        dtype: Of weight (ones), of shape (features,).
+        dtype: The dtype of weight (ones), of shape (features,).
 
     Raises:
-        ValueError: For no features, a negative eps, or a dtype that is not floating.
+        ValueError: For features below 1, a negative eps, or a dtype that is not floating.
         TypeError: For arguments of another type.
     """
 
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
-        Raises ValueError for another last dimension, TypeError for a value that is not an array, or
-        one whose dtype would make the output another than the parameters'.
+        Raises ValueError for another last dimension. Raises TypeError unless ``x`` is an array, or
+        if its dtype would change the output's from that of the parameters.
         """
         self.check(x)
         return self.normalised(x) * self.weight.data

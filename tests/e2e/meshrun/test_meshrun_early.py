@@ -82,7 +82,7 @@ def test_an_address_in_use_names_the_option(meshrun):
         result = meshrun.run(f"--master-port={port}", meshrun.script(""))
     assert result.code == 1
     assert f"port {port}: Address already in use" in result.err
-    assert result.err.endswith("--master-port, or leave it out to have any that is free\n")
+    assert result.err.endswith("--master-port, or leave it out to use any free port\n")
 
 
 def test_a_name_that_no_machine_has_is_said(monkeypatch):

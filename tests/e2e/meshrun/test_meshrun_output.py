@@ -313,7 +313,7 @@ def test_output_that_a_full_disk_has_lost_is_no_success(meshrun):
     result = meshrun.run(command=("sh", "-c", f"{command} >/dev/full"))
     assert result.code == 1
     assert result.err == (
-        "meshrun: not all that the ranks have printed could be written: No space left on device\n"
+        "meshrun: not all output of the ranks could be written: No space left on device\n"
     )
 
 
@@ -334,6 +334,6 @@ def test_logs_that_a_full_disk_has_cut_off_are_no_success(meshrun, limit):
     limited = [sys.executable, "-c", f"{full}; os.execvp('sh', ['sh', '-c', {command!r}])"]
     result = meshrun.run(command=limited)
     assert result.code == 1, result.err
-    assert "stdout.log is not continued: File too large" in result.err
-    assert "not all that the ranks have printed could be written" in result.err
+    assert "stdout.log is incomplete: File too large" in result.err
+    assert "not all output of the ranks could be written" in result.err
     assert result.out.count("z") == 4095  # the console goes on

@@ -35,7 +35,7 @@ def test_another_comes_for_a_lost_rank(tmp_path, options):
     assert sorted(rank for rank, *_ in ends) == ["0", "2", "3"]
     assert {(mesh, steps) for _, mesh, steps, _ in ends} == {("0, 3, 2", "6")}
     assert len({values for *_, values in ends}) == 1
-    what = "rank 3 comes for it" if "--replace" in options else "the others go on"
+    what = "rank 3 replaces it" if "--replace" in options else "the other ranks continue"
     assert f"meshrun: rank 1 was killed by SIGKILL; {what}" in done.stderr
 
 
@@ -44,7 +44,7 @@ def test_the_others_go_on_without_a_rank_whose_program_fails(tmp_path):
     assert done.returncode == 0, done.stderr
     ends = ENDS.findall(done.stdout)
     assert sorted(rank for rank, *_ in ends) == ["0", "2"]
-    assert "rank 1 ended with ZeroDivisionError; the others go on" in done.stderr
+    assert "rank 1 ended with ZeroDivisionError; the other ranks continue" in done.stderr
 
 
 def test_when_all_fail_the_job_has_failed(tmp_path):
@@ -75,13 +75,13 @@ def test_ranks_and_nodes_come_for_lost_ones_over_several_nodes(meshrun, free_por
         f"4 3 0 [0, 4, 3] {total}\n",
         f"3 2 0 [0, 4, 3] {total}\n",
     ]
-    assert "meshrun: rank 2 was killed by SIGKILL; rank 3 comes for it" in done[2].err
+    assert "meshrun: rank 2 was killed by SIGKILL; rank 3 replaces it" in done[2].err
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--replace", "0"), "--replace 0 replaces nobody: expected a number from 1 on, or --on-f"),
+        (("--replace", "0"), "--replace 0 replaces no rank: expected a number from 1 on, or"),
         (("--spares", "1", "--on-failure", "stop"), "--spares 1 and --on-failure stop were both"),
     ],
 )

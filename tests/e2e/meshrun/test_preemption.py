@@ -53,7 +53,7 @@ def test_the_launcher_starts_the_ranks_again(meshrun):
     os.kill(pid_of(meshrun, 1), signal.SIGUSR1)
     result = meshrun.finish(job)
     assert result.code == 0, result.err
-    assert "exit code 75; all ranks are started again" in result.err
+    assert "exit code 75; restarting all ranks" in result.err
     lines = result.out.splitlines()
     step = stopped_at(*(f"{line}\n" for line in lines[:2]), ranks=2)
     assert lines[2:] == [f"went on from {step + 1}"] * 2

@@ -35,7 +35,7 @@ def test_the_only_ranks_are_found_by_themselves():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "they are in: one, two"),
+        ("", "found one, two"),
         ("x", "x holds no ranks"),
         ("one two", "expected %%ranks"),
         ("three", "three holds no ranks"),

@@ -62,7 +62,7 @@ def test_ranks_that_do_not_begin_say_why(meshrun):
     done = meshrun.finish(meshrun.start("-P", "-c", text, command=PYTHON))
     assert done.code == 1
     assert "numpy is broken" in done.err
-    assert "the ranks have ended at once" in done.err
+    assert "the ranks ended at once" in done.err
 
 
 def begin_job(meshrun):

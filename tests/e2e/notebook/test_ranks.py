@@ -198,7 +198,7 @@ def test_exit_in_a_cell_ends_no_rank(cell):
 
 
 def test_a_result_that_cannot_travel(cell):
-    with pytest.raises(RankError, match="the result of <lambda>, a lock, cannot travel"):
+    with pytest.raises(RankError, match="the result of <lambda>, a lock, cannot be sent"):
         cell("import threading\nranks.run(lambda: threading.Lock())")
 
 

@@ -27,7 +27,7 @@ def test_a_callees_and_an_owners_death_is_told_and_the_others_go_on(meshrun):
     assert all("worker2 2 worker 'worker2' (rank 2) was killed by SIGKILL" in x for x in lines)
     assert "s after __main__.pass_on was called there" in lines[0]
     assert sum("done" in line for line in result.out.splitlines()) == 2
-    assert "meshrun: rank 2 was killed by SIGKILL; the others go on" in result.err
+    assert "meshrun: rank 2 was killed by SIGKILL; the other ranks continue" in result.err
     chain = describe(read(meshrun.folder / "trace"))
     for message in (
         "(worker2), at",

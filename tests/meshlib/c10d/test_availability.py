@@ -126,7 +126,7 @@ def test_a_scheme_of_ones_own():
         assert dist.is_initialized()
         assert dist.get_backend() == "auto"
         assert dist.all_reduce(np.ones(1))[0] == 1
-        with pytest.raises(ValueError, match="initialised already"):
+        with pytest.raises(ValueError, match="already initialised"):
             dist.init_process_group("gloo", init_method="lonely://")
         dist.destroy_process_group()
     _, rank, size = next(dist.rendezvous("lonely://"))

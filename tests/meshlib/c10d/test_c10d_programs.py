@@ -228,7 +228,7 @@ def test_monitored_barrier_tells_which_rank_has_not_come():
         if dist.get_rank() == 1:
             assert done.wait(60)
             return
-        with pytest.raises(dist.DistBackendError, match="rank 1 has not come"):
+        with pytest.raises(dist.DistBackendError, match="rank 1 has not arrived"):
             dist.monitored_barrier(timeout=timedelta(seconds=0.2))
         done.set()
 

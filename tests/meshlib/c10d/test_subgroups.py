@@ -38,7 +38,7 @@ def test_new_subgroups_of_a_group():
     def program():
         odd = dist.new_group([1, 3, 5, 7])
         if odd.rank() < 0:
-            with pytest.raises(ValueError, match="cannot new_subgroups"):
+            with pytest.raises(ValueError, match="cannot call new_subgroups"):
                 dist.new_subgroups(2, odd)
             return None
         return dist.get_process_group_ranks(dist.new_subgroups(2, odd)[0])

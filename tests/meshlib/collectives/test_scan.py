@@ -144,7 +144,7 @@ def test_members_that_call_something_else(other, words):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: dist.scan(np.ones(1), ReduceOp.AVG), ValueError, "one that a prefix has"),
+        (lambda: dist.scan(np.ones(1), ReduceOp.AVG), ValueError, "one that scan supports"),
         (lambda: dist.exscan(np.ones(1), ReduceOp.BOR), TypeError, "BOR"),
         (lambda: dist.scan(np.ones(1), "sum"), TypeError, "op must be a ReduceOp"),
         (lambda: dist.scan([1.0]), TypeError, "tensor"),

@@ -42,7 +42,7 @@ def test_calls_end_and_time_out_as_ever(mad_clock, backend):
         else:
             both.wait()  # who has not received yet cannot once the other has given up
         began = time.monotonic()
-        with pytest.raises(dist.CollectiveTimeoutError, match=r"([01], )*2 ha(s|ve) not come"):
+        with pytest.raises(dist.CollectiveTimeoutError, match=r"([01], )*2 ha(s|ve) not arrived"):
             call_in_vain()
         over.set()
         return time.monotonic() - began

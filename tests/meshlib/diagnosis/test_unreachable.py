@@ -90,8 +90,8 @@ def test_who_loses_the_store_is_told_by_what() -> None:
     ("error", "words"),
     [
         (StoreSilentError("tcp://a:1: timed out"), "cannot be reached.* tcp://a:1: timed out"),
-        (DistStoreError("the server hung up"), "is gone, and the store that it served with it"),
-        (None, "is gone, and the store that it served with it"),
+        (DistStoreError("the server hung up"), "is gone, and with it the store that it served"),
+        (None, "is gone, and with it the store that it served"),
     ],
 )
 def test_the_rank_that_serves_the_store(error: DistError | None, words: str) -> None:

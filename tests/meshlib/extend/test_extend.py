@@ -79,7 +79,7 @@ def test_an_observer_sees_calls_and_may_put_another_in_their_place():
         with extend.observe(group, observer):
             dist.all_reduce(x)
             again = extend.observe(group, observer)
-            with pytest.raises(RuntimeError, match="observed already"):
+            with pytest.raises(RuntimeError, match="already has an observer"):
                 again.__enter__()
         dist.barrier()
         return seen, x.tolist()

@@ -150,7 +150,7 @@ def test_a_callback_that_awaits_what_comes_after_it_is_refused():
         second = first.then(lambda done: resumed.wait(WAIT) and run(_value(third)))
         third = second.then(lambda done: done.value())
         resumed.set_result(True)
-        with pytest.raises(RuntimeError, match=r"a callback waits for .* with then\(\)"):
+        with pytest.raises(RuntimeError, match=r"a callback waits for .* expected then\(\)"):
             second.wait(WAIT)
 
     run_ranks(program, 1)

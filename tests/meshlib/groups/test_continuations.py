@@ -165,7 +165,7 @@ def test_callbacks_of_two_groups_that_wait_for_each_other_are_refused():
     first.set_result(1)
     second.set_result(2)
     for future in after:
-        with pytest.raises(RuntimeError, match="cannot come before"):
+        with pytest.raises(RuntimeError, match="cannot complete before"):
             future.wait(WAIT)
     for stream in (one, other):
         stream.join(WAIT)

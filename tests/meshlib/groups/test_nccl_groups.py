@@ -156,7 +156,7 @@ def test_a_member_that_does_not_come_is_named(run: Callable[..., Any]) -> None:
         dist.all_reduce(x)
         if dist.get_rank() == 0:
             work = dist.new_group(timeout=30).all_reduce(x, async_op=True, timeout=0.5)
-            with pytest.raises(dist.CollectiveTimeoutError, match="rank 1 has not come"):
+            with pytest.raises(dist.CollectiveTimeoutError, match="rank 1 has not arrived"):
                 work.wait(60.0)
         gate.wait()
 

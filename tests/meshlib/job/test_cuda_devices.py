@@ -66,7 +66,7 @@ def test_a_rank_without_a_gpu_fails_all(monkeypatch: pytest.MonkeyPatch) -> None
             seen[rank] = str(refused.value)
 
     run_ranks(body, 2)
-    assert "another rank has no GPU" in seen[0]
+    assert "another rank has no usable GPU" in seen[0]
     assert "this process sees no GPU" in seen[1]
 
 

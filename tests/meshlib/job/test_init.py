@@ -83,7 +83,7 @@ def test_who_has_not_come_is_named():
         errors = in_threads(2, program)
         assert all(isinstance(error, DistStoreError) for error in errors)
         assert all(f"waited {seconds:g} s for 4 ranks" in str(error) for error in errors)
-        return all("[2, 3] have not come" in str(error) for error in errors) or None
+        return all("[2, 3] have not arrived" in str(error) for error in errors) or None
 
     assert with_growing_deadlines(attempt)
 
@@ -146,7 +146,7 @@ def test_init_twice_is_an_error():
     def program(rank):
         dist.init_process_group("inproc", store=store, rank=rank, world_size=1)
         try:
-            with pytest.raises(ValueError, match="initialised already"):
+            with pytest.raises(ValueError, match="already initialised"):
                 dist.init_process_group("inproc", store=store, rank=rank, world_size=1)
         finally:
             dist.destroy_process_group()
@@ -178,7 +178,7 @@ def test_ranks_with_numbers_of_their_own_wait_for_their_own(monkeypatch):
     announce_ends(root, 0, [0])
     ends = threading.Timer(0.05, announce_ends, [root.clone(), 0, [0]])
     ends.start()
-    with pytest.raises(DistStoreError, match=r"\[0\] have not come"):
+    with pytest.raises(DistStoreError, match=r"\[0\] have not arrived"):
         World(part, 1, 2, runtime=Runtime(None), backends={"cpu": "inproc"}, timeout=0.2).join()
     ends.join()
 
@@ -201,7 +201,7 @@ def test_who_gives_up_tells_the_others_who_is_missing():
     errors = in_threads(2, program)
     assert {type(error) for error in errors} == {DistStoreError}
     assert all("rank 0 waited 0.1 s" in str(error) for error in errors)
-    assert all("[2] have not come" in str(error) for error in errors)
+    assert all("[2] have not arrived" in str(error) for error in errors)
     store.close()
 
 
@@ -260,7 +260,7 @@ def test_in_run_ranks_a_group_may_be_made_again_and_another_way(tmp_path):
         assert dist.is_initialized()
         rank = dist.get_rank()
         dist.init_process_group(world_size=2)
-        with pytest.raises(ValueError, match="initialised already"):
+        with pytest.raises(ValueError, match="already initialised"):
             dist.init_process_group()
         assert dist.get_backend() == "inproc"
         dist.destroy_process_group()
@@ -298,7 +298,7 @@ def test_who_waits_for_a_rank_that_has_ended_is_told(failing):
         run_ranks(program, 3)
     message = str(caught.value)
     assert (
-        "rank 1 of 3 raised KeyError" if failing else "rank 1 has ended without coming"
+        "rank 1 of 3 raised KeyError" if failing else "rank 1 has ended without joining"
     ) in message
 
 

@@ -175,7 +175,7 @@ def test_who_does_not_come_in_time_is_left_out_and_finds_out():
         fail_on()
         if me == 2:
             assert shrunk.wait(WAIT)
-            with pytest.raises(dist.RankFailedError, match="rank 2 is left out of epoch 1"):
+            with pytest.raises(dist.RankFailedError, match="rank 2 is excluded from epoch 1"):
                 dist.shrink_group([])
         else:
             dist.shrink_group([], timeout=0.05)
@@ -337,7 +337,7 @@ def test_a_call_under_way_is_ended_by_abort(abort):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (([0],), ValueError, "has this rank's own, 0"),
+        (([0],), ValueError, "includes this rank, 0"),
         (([2],), ValueError, "ranks_to_exclude has [2]; expected ranks from 0 to 1"),
         (([1, 1],), ValueError, "a rank twice"),
         ((["1"],), TypeError, "ranks_to_exclude"),

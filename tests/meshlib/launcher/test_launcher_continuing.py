@@ -139,7 +139,7 @@ def test_a_job_without_its_first_member_has_failed():
 def test_nodes_must_agree_on_going_on():
     boss = Leader(allowed("stop"), "a", 0.0)
     (refused,) = boss.receive(hello("b"), 1.0)
-    words = "--on-failure is continue there, but stop on the node that leads"
+    words = "--on-failure is continue there, but stop on the leading node"
     assert refused == JoinRefused("b", words)
 
 

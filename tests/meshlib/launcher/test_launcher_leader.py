@@ -107,7 +107,7 @@ def test_nodes_that_do_not_come_are_counted():
     (result,) = boss.tick(60.0)
     assert isinstance(result, AttemptResult)
     assert not result.again
-    assert result.error == "waited 60 s for 2 nodes; 1 came: host-a"
+    assert result.error == "waited 60 s for 2 nodes; 1 arrived: host-a"
     assert boss.receive(hello("b"), 61.0) == [JoinRefused("b", "the job has ended")]
 
 
@@ -115,7 +115,7 @@ def test_nodes_that_do_not_come_are_counted():
     ("newcomer", "reason"),
     [
         (hello("b", job="other"), "the job here is --rdzv-id none, not other"),
-        (hello("b", most=3), "--nnodes is 2:3 there, but 2:2 on the node that leads"),
+        (hello("b", most=3), "--nnodes is 2:3 there, but 2:2 on the leading node"),
         (hello("b", node=0), "--node-rank 0 is taken by host-a"),
     ],
 )
@@ -129,7 +129,7 @@ def test_who_does_not_fit_is_refused(newcomer, reason):
 def test_one_too_many_is_refused():
     boss = leader()
     gathered(boss, hello("a"), hello("b"))
-    assert boss.receive(hello("c"), 1.0) == [JoinRefused("c", "the job has its 2 nodes already")]
+    assert boss.receive(hello("c"), 1.0) == [JoinRefused("c", "the job already has 2 nodes")]
 
 
 def running(**rules):
@@ -162,7 +162,7 @@ def test_a_failure_stops_all_once_and_ends_the_job():
 
 def test_what_an_echo_is_of_may_be_heard_later():
     records = {
-        "was told to end": Interrupted("b", 0),
+        "was interrupted": Interrupted("b", 0),
         "was lost": AgentLeft("b", lost="was lost"),
     }
     for words, record in records.items():
@@ -257,23 +257,23 @@ def test_a_newcomer_does_not_make_a_finished_job_run_again():
 def test_the_other_nodes_have_as_long_to_save_as_the_one_that_was_told():
     boss, _ = running()
     answers = boss.receive(Interrupted("b", 0, saves=True), 1.0)
-    assert answers == [StopAll(0, "node 1 (host-b) was told to end", saves=True)]
+    assert answers == [StopAll(0, "node 1 (host-b) was interrupted", saves=True)]
 
 
 def test_an_interrupted_node_ends_the_job_without_another_try():
     boss, _ = running(max_restarts=3)
-    assert boss.receive(Interrupted("b", 0), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
+    assert boss.receive(Interrupted("b", 0), 1.0) == [StopAll(0, "node 1 (host-b) was interrupted")]
     assert boss.receive(RankFailed("a", 0, 0, "ended with an error"), 1.0) == []
     assert boss.receive(RanksEnded("b", 0), 1.0) == []
     assert boss.receive(AgentLeft("b"), 1.0) == []
     (result,) = boss.receive(RanksEnded("a", 0, [rank_exit(0)]), 2.0)
-    assert (result.again, result.error) == (False, "node 1 (host-b) was told to end")
+    assert (result.again, result.error) == (False, "node 1 (host-b) was interrupted")
 
 
 def test_a_node_that_leaves_after_its_ranks_have_ended_ends_the_job():
     boss, _ = running(max_restarts=3)
     boss.receive(RanksEnded("b", 0), 1.0)
-    assert boss.receive(AgentLeft("b"), 1.0) == [StopAll(0, "node 1 (host-b) was told to end")]
+    assert boss.receive(AgentLeft("b"), 1.0) == [StopAll(0, "node 1 (host-b) was interrupted")]
     (result,) = boss.receive(RanksEnded("a", 0), 2.0)
     assert not result.again
 

@@ -66,7 +66,7 @@ def test_options_behind_the_script_are_told_of(script):
         [script, "--mesh", "dp=2", "--lr=1", "--nproc_per_node=2", "--log-dir", "x"]
     ).warnings
     assert [note.split()[0] for note in notes] == ["--mesh", "--nproc-per-node"]
-    assert "stands after train.py, so the program gets it" in notes[0]
+    assert "is after train.py, so the program gets it" in notes[0]
     assert "meshrun --mesh ... train.py" in notes[0]
 
 

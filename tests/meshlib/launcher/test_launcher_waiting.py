@@ -81,7 +81,7 @@ def test_between_two_numbers_of_nodes(capsys):
 def test_a_store_that_nobody_serves_yet(notes, capsys):
     notes.tick(110.0, OSError("cannot connect to node0:29500"))
     assert printed(capsys) == [
-        "meshrun: waiting for the node that leads, at node0:29500, 590 s left:"
+        "meshrun: waiting for the leading node, at node0:29500, 590 s left:"
         " cannot connect to node0:29500"
     ]
 
@@ -154,7 +154,7 @@ def test_a_store_that_is_cut_off_is_told_of_with_the_time_that_was_waited(monkey
     nodes = NodeOptions(2, 2, host="node0", port=29500, is_host=0)
     log = SharedLog(LaunchOptions(RankProgram("script", "x"), 1, nodes=nodes), "a", lambda: None)
     log.close(in_touch=True)
-    assert log.read() == [CutOff(f"lost touch with the job's store at node0:29500: {why}")]
+    assert log.read() == [CutOff(f"lost the connection to the job's store at node0:29500: {why}")]
 
 
 def test_a_node_that_can_speak_but_not_read_is_told_so(monkeypatch):

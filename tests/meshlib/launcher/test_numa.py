@@ -51,5 +51,5 @@ def test_one_line_says_what_was_bound(machine):
 
 def test_a_machine_without_nodes_is_refused(machine):
     nodes = machine()
-    with pytest.raises(ValueError, match=r"--numa: .* names no NUMA node"):
+    with pytest.raises(ValueError, match=r"--numa: .* lists no NUMA node"):
         numa.cpus_of_ranks(2, nodes)

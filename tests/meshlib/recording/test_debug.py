@@ -136,7 +136,7 @@ def test_monitored_barrier_names_all_ranks_that_are_missing():
     run_ranks(program, 4)
     assert sorted(errors) == [0, 2]
     for text in errors.values():
-        assert re.search(r"ranks (0, )?1(, 2)?, 3 have not come", text)
+        assert re.search(r"ranks (0, )?1(, 2)?, 3 have not arrived", text)
         assert "there.release() or over.wait()" in text
 
 
@@ -256,7 +256,7 @@ def test_each_line_names_the_rank_that_is_missed(backend):
         seconds = given
         texts = list(filter(None, run_ranks(program, 4, backend=backend)))
         assert len(texts) == 3
-        return texts if all("rank 2 has not come" in text for text in texts) else None
+        return texts if all("rank 2 has not arrived" in text for text in texts) else None
 
     for text in with_growing_deadlines(attempt):
         waiting = [line for line in text.splitlines() if "(running" in line]

@@ -116,7 +116,7 @@ def test_wrong_arguments_are_named():
             rpc.rpc_async(1, 3)
         with pytest.raises(ValueError, match="timeout must be a number of seconds >= 0"):
             rpc.rpc_sync(1, whoami, timeout=-2)
-        with pytest.raises(RuntimeError, match="RPC is initialised already"):
+        with pytest.raises(RuntimeError, match="RPC is already initialised"):
             rpc.init_rpc("again")
 
     workers(2, program)

@@ -169,7 +169,7 @@ def test_a_broken_connection_fails_what_is_pending_and_is_made_anew():
         held = rpc.remote(1, list, ((1, 2),))
         assert held.to_here() == [1, 2]
         break_connection(1)
-        with pytest.raises(rpc.RpcConnectionError, match=r"broke .* while .*wait_for_gate"):
+        with pytest.raises(rpc.RpcConnectionError, match=r"broke .* during .*wait_for_gate"):
             pending.wait()
         assert held.to_here() == [1, 2]
         until(lambda: all(call.cancelled for call in list(agents[1].execution.calls.values())))

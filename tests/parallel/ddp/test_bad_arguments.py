@@ -71,14 +71,14 @@ TYPES = [
     (lambda: nn.ComputeIn(3, "float16"), "module must be a Module, got 3"),
     (lambda: nn.Parameter(3), "data must be an array of one of numpy, cupy, got 3 of type int"),
     (lambda: nn.Parameter(X).set_grad_home(3), "home must be an array, got 3"),
-    (lambda: linear().load_state_dict(3), r"state must be what state_dict\(\) returned, got 3"),
+    (lambda: linear().load_state_dict(3), r"state must be the result of state_dict\(\), got 3"),
     (
         lambda: linear().load_state_dict({"weight": 3, "bias": X}),
         r"state\['weight'\] must be an array, got 3",
     ),
     (lambda: MixedPrecision("x"), "param_dtype must be a dtype, such as 'float32', got 'x'"),
     (lambda: optim.SGD(3), r"params must be a list of Parameters, .* got 3 of type int"),
-    (lambda: optim.SGD([{"lr": 1}]), "params must hold Parameters, or dicts .* got {'lr': 1}"),
+    (lambda: optim.SGD([{"lr": 1}]), "params must contain Parameters, or dicts .* got {'lr': 1}"),
     (lambda: optim.SGD([{"params": 3}]), "params must be a list of Parameters, .* got 3"),
     (lambda: optim.SGD([{"params": [], "lr": "x"}]), "lr must be a number, got 'x' of type str"),
     (lambda: sgd(lr="x"), "lr must be a number, got 'x' of type str"),
@@ -86,16 +86,19 @@ TYPES = [
     (lambda: sgd(lr=np.ones(2)), "lr must be a number, got array"),
     (lambda: adam(betas=3), r"betas must be two numbers, such as .* got 3 of type int"),
     (lambda: adam(betas=(0.9, "x")), r"betas\[1\] must be a number, got 'x'"),
-    (lambda: sgd().load_state_dict(3), r"state must be what state_dict\(\) returned, got 3"),
+    (lambda: sgd().load_state_dict(3), r"state must be the result of state_dict\(\), got 3"),
     (lambda: load({"state": 3}), r"state\['state'\] must be a Mapping, got 3"),
-    (lambda: load({"param_groups": [3]}), r"state\['param_groups'\]\[0\] must be what .* got 3"),
+    (
+        lambda: load({"param_groups": [3]}),
+        r"state\['param_groups'\]\[0\] must be the result of .* got 3",
+    ),
     (lambda: DistributedBatchSampler(3, 2), "sampler must be a DistributedSampler, got 3"),
     (lambda: sampler().state_dict("x"), "num_consumed must be a whole number, got 'x'"),
     (
         lambda: DistributedBatchSampler(sampler(), 1).state_dict("x"),
         "num_batches must be a whole number, got 'x'",
     ),
-    (lambda: sampler().load_state_dict(3), r"state must be what .* returned, got 3 of type int"),
+    (lambda: sampler().load_state_dict(3), r"state must be the result of .*, got 3 of type int"),
     (
         lambda: LengthGroupedSampler([1, "a"], 1, 1, 0),
         r"lengths must be a sequence of numbers, got \[1, 'a'\]",
@@ -146,7 +149,7 @@ VALUES = [
     (lambda: adam(betas=(0.9, 1)), r"betas must both be in \[0, 1\), got \(0.9, 1\)"),
     (
         lambda: load({"state": {7: {}}}),
-        r"state is of parameters \[7\] too; this optimizer has 0 to 1",
+        r"state has parameters \[7\], but this optimizer only has 0 to 1",
     ),
     (lambda: sampler(0), "num_replicas must be at least 1, got 0"),
     (lambda: WeightedDistributedSampler([1, -1], 2, 1, 0), r"weights\[1\] being -1.0"),
@@ -191,7 +194,7 @@ def test_states_that_lack_something():
 def test_nothing_is_changed_by_a_state_that_does_not_fit():
     optimizer = sgd(lr=1.0)
     state = sgd(lr=2.0).state_dict()
-    with pytest.raises(ValueError, match="state is of parameters"):
+    with pytest.raises(ValueError, match="state has parameters"):
         optimizer.load_state_dict({**state, "state": {7: {}}})
     assert optimizer.param_groups[0]["lr"] == 1
 
@@ -212,7 +215,7 @@ def test_among_ranks():
                 r"optimizer_class must make an optimizer when called, .* which makes 5",
             ),
             (lambda: ZeroRedundancyOptimizer(parameters(), optim.SGD, lr="x"), "lr must be a num"),
-            (lambda: zero.load_state_dict(3), r"state must be what state_dict\(\) returned, got 3"),
+            (lambda: zero.load_state_dict(3), r"state must be the result of state_dict\(\), got 3"),
             (lambda: zero.consolidate_state_dict("x"), "to must be a whole number, got 'x'"),
             (
                 lambda: DistributedDataParallel(linear()).join(optimizer=3),
@@ -220,13 +223,13 @@ def test_among_ranks():
             ),
             (
                 lambda: comm_hooks.PowerSGDState().load_state_dict(3),
-                "state must be what state_dict",
+                "state must be the result of state_dict",
             ),
         ]
         check(types, TypeError)
         check(
             [
-                (lambda: zero.consolidate_state_dict(2), r"to must be in \[0, 2\), .* got 2"),
+                (lambda: zero.consolidate_state_dict(2), r"to must be in \[0, 2\) or None, got 2"),
                 (lambda: comm_hooks.PowerSGDState(random_seed=-1), "random_seed must be at least"),
             ],
             ValueError,
@@ -251,7 +254,7 @@ def test_what_join_hook_returns_is_checked():
     def job():
         optimizer = Hookless(parameters(), optim.SGD)
         with (
-            pytest.raises(TypeError, match=r"what Hookless.join_hook returns must be a JoinHook"),
+            pytest.raises(TypeError, match=r"the result of Hookless.join_hook must be a JoinHook"),
             Join([optimizer]),
         ):
             pass

@@ -236,7 +236,7 @@ def test_powersgd_resumes_exactly(warm):
 def test_powersgds_state_of_another_run_is_refused():
     def job():
         state = PowerSGDState(start_powerSGD_iter=0)
-        with pytest.raises(ValueError, match="matrix_approximation_rank was 2 and is 1 now"):
+        with pytest.raises(ValueError, match="matrix_approximation_rank was 2 and is now 1"):
             state.load_state_dict(PowerSGDState(None, 2).state_dict())
         model = DistributedDataParallel(linear(20, 15))
         model.register_comm_hook(state, powerSGD_hook)

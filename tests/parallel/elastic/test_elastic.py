@@ -178,7 +178,7 @@ def test_an_optimizer_whose_state_goes_with_a_lost_rank_is_refused():
         return {"model": model, "optimizers": [zero]}
 
     for text in refused(state_of):
-        assert "state['optimizers'][0] is a ZeroRedundancyOptimizer, which keeps a part" in text
+        assert "state['optimizers'][0] is a ZeroRedundancyOptimizer, which has a part" in text
 
 
 def test_parameters_that_are_split_over_the_elastic_dim_are_refused():

@@ -272,7 +272,7 @@ def test_bad_arguments_are_named_while_tracing():
             ValueError, match="q has 3 heads, which is not divisible by the 2 ranks"
         ):
             ulysses_attention(x, x, x, None)
-        with pytest.raises(ValueError, match="the heads of q a multiple of theirs"):
+        with pytest.raises(ValueError, match="the heads of q a multiple of those"):
             ring_attention(x, x[:, :, :2], x[:, :, :2], None)
         with pytest.raises(ValueError, match=r"dim 1 of x has length 6, .* the 4 zigzag chunks"):
             split_sequence(np.ones((2, 6)))

@@ -109,7 +109,7 @@ def two_hooks(ddp):
         (no_gradients, ValueError, "grads has 0 leaves; expected a gradient for each of the 1"),
         (two_hooks, RuntimeError, "a communication hook is registered already"),
         (lambda ddp: ddp.register_comm_hook(None, 3), TypeError, "hook must be callable"),
-        (lambda _: DistributedDataParallel({"n": 3}), ValueError, "no leaf that is an array"),
+        (lambda _: DistributedDataParallel({"n": 3}), ValueError, "no leaf that is a floating"),
         (
             lambda _: DistributedDataParallel({"w": np.ones(2)}, bucket_cap_mb=0),
             ValueError,
@@ -133,7 +133,7 @@ def test_bad_use(use, error, message):
 
 def test_a_tree_given_to_the_wrapper_of_modules_is_told_where_its_own_is():
     def rank():
-        with pytest.raises(TypeError, match=r"wrapped by parallel\.jax\.DistributedDataParallel"):
+        with pytest.raises(TypeError, match=r"use parallel\.jax\.DistributedDataParallel"):
             parallel.DistributedDataParallel({"w": jnp.ones(1)})
         module = nn.Linear(2, 2, rng=np.random.default_rng(0))
         assert isinstance(parallel.DistributedDataParallel(module), nn.Module)
@@ -193,7 +193,7 @@ def test_a_callback_that_fails_ends_the_pass_and_the_next_one_says_so(slow):
             jax.block_until_ready(step(ddp.params))
         dist.barrier()
         trouble.append(True)
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"the user's own|broken off"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"the user's own|aborted"):
             jax.block_until_ready(step(ddp.params))
         trouble.clear()
         with pytest.raises(jax.errors.JaxRuntimeError, match="backward pass"):

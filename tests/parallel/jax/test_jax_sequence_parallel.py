@@ -94,7 +94,7 @@ def test_equal_to_the_whole_model():
 
 def test_a_sequence_that_does_not_divide():
     def rank():
-        with pytest.raises(ValueError, match=re.escape("x has shape (2, 3, 4); its dim 1 does")):
+        with pytest.raises(ValueError, match=re.escape("x has shape (2, 3, 4); its dim 1 is not")):
             reduce_from_region(jnp.ones((2, 3, 4)), dist.group.WORLD, 1)
 
     run_ranks(rank, 2)

@@ -401,7 +401,7 @@ def test_bad_contexts():
         with model.join(), pytest.raises(ValueError, match="in another Join already"):
             model.join().__enter__()
         second = DistributedDataParallel(make_model())
-        with model.join(), pytest.raises(RuntimeError, match="observed already"):
+        with model.join(), pytest.raises(RuntimeError, match="already has an observer"):
             second.join().__enter__()
         assert second.join_context is None
 

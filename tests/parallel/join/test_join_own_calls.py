@@ -119,7 +119,7 @@ def test_a_call_of_another_thread_is_refused():
         model = DistributedDataParallel(make_model())
         with model.join(), ThreadPoolExecutor(1) as pool:
             call = pool.submit(model.process_group.all_reduce, np.ones(1))
-            with pytest.raises(RuntimeError, match="from another thread than the loop's"):
+            with pytest.raises(RuntimeError, match="calls from another thread than the loop's"):
                 call.result()
 
     run_ranks(job, 2)
@@ -132,7 +132,7 @@ def test_a_group_that_a_rank_without_inputs_does_not_know_is_said():
             if dist.get_rank() == 0:
                 dist.new_group([0, 1]).all_reduce(np.ones(1))
 
-    with pytest.raises(RankError, match=r"ranks \[0\] call all_reduce on a group that rank 1 has"):
+    with pytest.raises(RankError, match=r"ranks \[0\] call all_reduce on a group that rank 1, "):
         run_ranks(job, 2)
 
 
@@ -181,7 +181,7 @@ def test_calls_to_which_nothing_can_be_contributed():
         assert "all_gather on" in text
         assert "Use all_reduce, reduce, broadcast or barrier" in text
     for text in own_call(lambda group: group.broadcast(np.zeros(1), group_src=0)):
-        assert "its source, group rank 0, is out of inputs; ranks [1] are not" in text
+        assert "its source, group rank 0, is out of inputs; expected one of [1]" in text
 
 
 def test_ranks_that_do_different_things_are_told_apart():
@@ -197,7 +197,7 @@ def test_ranks_that_do_different_things_are_told_apart():
                     model(share(rank, 0)[0])
                     model.backward(np.zeros((4, 4)))
 
-        with pytest.raises(RuntimeError, match="do not do the same") as raised:
+        with pytest.raises(RuntimeError, match="make different calls") as raised:
             loop()
         return str(raised.value)
 

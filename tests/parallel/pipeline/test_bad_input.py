@@ -54,11 +54,11 @@ def raised_on_all(make, message, ranks=2):
         ),
         (
             lambda: ScheduleZBVZeroBubble([stage(total=4), stage(2 + dist.get_rank(), 4)], 4),
-            r"rank \d has the stages \[\d, \d\]; ZB-V gives it \[\d, \d\]",
+            r"rank \d has the stages \[\d, \d\]; ZB-V expects \[\d, \d\]",
         ),
         (
             lambda: ScheduleGPipe(stage(0), 4),
-            r"rank 1 has the stages \[0\]; GPipe gives it \[1\]",
+            r"rank 1 has the stages \[0\]; GPipe expects \[1\]",
         ),
         (
             lambda: ScheduleGPipe(stage(), 4 + dist.get_rank()),

@@ -56,8 +56,14 @@ def test_a_file(capsys, tmp_path):
     [
         (["2f2b", "--stages", "2", "--microbatches", "2"], "'2f2b'; expected one of GPipe, 1F1B"),
         (["1f1b", "--stages", "2"], "1f1b needs --stages and --microbatches"),
-        (["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "3"], "4 stages do not divi"),
-        (["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "2"], "1F1B has one stage a"),
+        (
+            ["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "3"],
+            "4 stages cannot be",
+        ),
+        (
+            ["1f1b", "--stages", "4", "--microbatches", "2", "--ranks", "2"],
+            "1F1B has one stage",
+        ),
         (["dualpipev", "--stages", "4", "--microbatches", "2"], "expects at least 4, two per rank"),
         (["1f1b", "--stages", "2", "--microbatches", "2", "--costs", "F=x"], "got 'F=x'"),
         (["1f1b", "--stages", "2", "--microbatches", "2", "--costs", "F=0"], "cost of 0F0 is 0"),

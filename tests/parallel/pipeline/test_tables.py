@@ -119,7 +119,7 @@ def rows(*texts):
         (rows("0F0 0B0", "1F0 1B0 1B0"), "has 1B0 twice"),
         (
             rows("0F0 0B0 1F0", "1B0"),
-            "1B0 is on rank 1, but other actions of stage 1 are on rank 0",
+            "1B0 is on rank 1, but other actions of stage 1 are on",
         ),
         (rows("0F0 0B0", "2F0 2B0"), r"actions of stage 2, but none of stages \[1\]"),
         (rows("0F0 0F2 0B0 0B2"), "stage 0 has nothing of microbatch 1"),

@@ -6,7 +6,7 @@ import time
 from meshlib import rpc
 from meshlib._job.current import current_world
 from parallel.rpc import dist_autograd
-from parallel.rpc._contexts import keeper
+from parallel.rpc._contexts import context_store
 from tests.support.meshlib.rpc_workers import workers
 
 
@@ -58,7 +58,7 @@ def gradient(rref, context_id):
 
 def contexts():
     """Return how many contexts are on this worker."""
-    return len(keeper())
+    return len(context_store())
 
 
 def wait_until_forgotten(count):

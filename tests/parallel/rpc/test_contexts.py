@@ -93,7 +93,7 @@ def test_ids_differ_and_contexts_end_everywhere_also_after_an_error():
             rpc.rpc_sync(1, total, (value,))
         with pytest.raises(ValueError, match="it has ended"):
             dist_autograd.get_gradients(ids[1])
-        with pytest.raises(ValueError, match="no call of it came here"):
+        with pytest.raises(ValueError, match="it has made no call to this worker"):
             dist_autograd.backward(7, [])
         wait_until_forgotten(3)
 
@@ -137,7 +137,7 @@ def test_an_rref_goes_backward_on_its_owner():
             np.testing.assert_array_equal(gradient(w, context_id), 2 * X)
             with pytest.raises(TypeError, match=r"roots\[0\] must be a recorded value"):
                 rpc.RRef(3.0).backward(context_id)
-        with pytest.raises(RuntimeError, match="outside of any autograd context"):
+        with pytest.raises(RuntimeError, match="outside any autograd context"):
             loss.backward()
 
     over_workers(2, program)
@@ -160,18 +160,18 @@ def test_wrong_uses_are_named():
                 dist_autograd.backward(context_id, [value])
             loss = total(value)
             dist_autograd.backward(context_id, [loss])
-            with pytest.raises(RuntimeError, match=r"gone through .*total before.*retain_graph"):
+            with pytest.raises(RuntimeError, match=r"freed the graph of .*total.*retain_graph"):
                 dist_autograd.backward(context_id, [loss])
         with dist_autograd.context(), pytest.raises(ValueError, match="values of one context"):
             total(value)
         import optax
 
         for wrong, error, words in (
-            ((optax.sgd(1.0), [w]), TypeError, "an optax transformation, which cannot travel"),
+            ((optax.sgd(1.0), [w]), TypeError, "an optax transformation, which cannot be sent"),
             ((optax.sgd, [3]), TypeError, r"params_rref\[0\] must be an RRef"),
             ((optax.sgd, []), ValueError, "params_rref is empty"),
             ((optax.sgd, [rpc.remote(1, list)], 0.1), TypeError, "got objects of"),
-            ((optim.SGD, [w]), TypeError, r"is SGD, and .* to Weights; .*optax.adam"),
+            ((optim.SGD, [w]), TypeError, r"is SGD, but .* to Weights; .*optax.adam"),
         ):
             with pytest.raises(error, match=words):
                 DistributedOptimizer(*wrong)
@@ -192,7 +192,7 @@ def test_second_derivatives_and_derivatives_in_no_context_are_refused():
         with pytest.raises(RuntimeError, match="outside of any autograd context"):
             jax.grad(loss)(x)
         with dist_autograd.context():
-            with pytest.raises(NotImplementedError, match="a second derivative was taken"):
+            with pytest.raises(NotImplementedError, match="was differentiated twice"):
                 jax.grad(lambda x: jnp.sum(jax.grad(loss)(x)))(x)
             with pytest.raises(NotImplementedError, match=r"rpc\.remote\(\) was called"):
                 jax.grad(lambda x: rpc.remote(1, scaled, (w, x)))(x)
@@ -220,8 +220,8 @@ def test_calls_and_weights_in_a_compiled_function_are_refused():
                 (jax.jit(jax.grad(lambda x: jnp.sum(call(x)))), "scaled was called remotely"),
                 (jax.jit(lambda x: x + rpc.rpc_sync(1, scaled, (w, X))), "was called remotely"),
                 (jax.jit(lambda x: rpc.remote(1, scaled, (w, x))), "scaled was called remotely"),
-                (jax.jit(lambda x: scaled(here, x)), "scaled was computed of Weights"),
-                (jax.jit(lambda x: scaled(x, recorded)), "scaled was computed of Recorded"),
+                (jax.jit(lambda x: scaled(here, x)), "scaled was called with Weights"),
+                (jax.jit(lambda x: scaled(x, recorded)), "scaled was called with Recorded"),
             ):
                 with pytest.raises(NotImplementedError, match=f"{what} .* JAX compiles"):
                     compiled(x)

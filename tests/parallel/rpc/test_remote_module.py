@@ -9,7 +9,7 @@ import pytest
 from meshlib import rpc
 from parallel import nn, optim
 from parallel.rpc import DistributedOptimizer, RemoteModule, dist_autograd
-from parallel.rpc._contexts import keeper
+from parallel.rpc._contexts import context_store
 from tests.support.meshlib.rpc_workers import workers
 
 
@@ -103,7 +103,7 @@ def test_microbatches_overlap_and_what_is_not_used_is_forgotten():
                 found = rpc.rpc_sync(rref.owner(), gradients_of, (rref, context_id))
                 for actual, parameter in zip(found, local.parameters(), strict=True):
                     np.testing.assert_allclose(actual, parameter.grad, rtol=1e-12, atol=1e-15)
-            with pytest.raises(RuntimeError, match="of CrossEntropyLoss before"):
+            with pytest.raises(RuntimeError, match="forward pass of CrossEntropyLoss"):
                 dist_autograd.backward(context_id, losses[:1])
         rref = first.get_module_rref()
         rpc.rpc_sync(1, wait_until_forgotten, (context_id,))
@@ -116,7 +116,7 @@ def wait_until_forgotten(context_id):
     until = time.monotonic() + 40
     while True:
         try:
-            keeper().find(context_id)
+            context_store().find(context_id)
         except ValueError:
             return
         assert time.monotonic() < until
@@ -133,7 +133,7 @@ def test_a_module_in_evaluation_mode_and_wrong_uses_are_named():
         with dist_autograd.context():
             hidden = module(X)
             module.eval()
-            with pytest.raises(NotImplementedError, match="Sequential is in evaluation mode"):
+            with pytest.raises(NotImplementedError, match="recorded value in evaluation mode"):
                 module(hidden)
             expected = mlp(*FIRST)(X)
             np.testing.assert_array_equal(module(X), expected)

@@ -124,7 +124,7 @@ def test_pytorchs_loader_with_batches_and_with_a_view():
 def test_grains_workers_are_dealt_whole_batches(size, replicas, workers, batch):
     """As grain does it: worker w reads the indices w, w + W, …; batches leave them in turn."""
     sampler = DistributedSampler(size, replicas, replicas - 1, evaluation=True)
-    dealt = [GrainSampler(sampler, batch, workers)._dealt(i) for i in range(len(sampler))]
+    dealt = [GrainSampler(sampler, batch, workers)._reordered(i) for i in range(len(sampler))]
     own = [dealt[worker::workers] for worker in range(workers)]
     rounds = range(0, len(own[0]), batch)
     batches = [part[begin : begin + batch] for begin in rounds for part in own]

@@ -235,7 +235,7 @@ def test_wrong_plans_are_refused_before_anything_happens():
         model = parallelize(GPT(), None, plan)
         with pytest.raises(TypeError, match="'head' is of type ColumnParallelLinear"):
             parallelize(model, None, {"head": ColwiseParallel()})
-        with pytest.raises(ValueError, match=r"'blocks\.0\.attention' was prepared by"):
+        with pytest.raises(ValueError, match=r"'blocks\.0\.attention' is prepared by"):
             parallelize(model, None, {"blocks.0.attention": PrepareModuleInput(None, None)})
 
     run_ranks(program, 2)
@@ -244,7 +244,7 @@ def test_wrong_plans_are_refused_before_anything_happens():
 def test_wrong_layouts_are_refused_where_the_style_is_made():
     with pytest.raises(TypeError, match=r"input_layouts must be Replicate\(\) or Shard\(dim\)"):
         ColwiseParallel(input_layouts=Partial())
-    with pytest.raises(TypeError, match=r"output_layouts must be Replicate\(\) or None"):
+    with pytest.raises(TypeError, match=r"output_layouts must be Replicate\(\), or None"):
         ColwiseParallel(output_layouts=Shard(1))
     with pytest.raises(ValueError, match=r"Shard\(dim=1\) cannot become .*Shard\(dim=0\)"):
         PrepareModuleInput(Shard(1), Shard(0))
@@ -257,7 +257,7 @@ def test_wrong_layouts_are_refused_where_the_style_is_made():
 def test_a_sequence_that_does_not_divide_is_named_before_a_byte_moves():
     def program():
         model = parallelize(GPT(), None, sequence_parallel_plan())
-        with pytest.raises(ValueError, match=r"dim 1 of .* \[1, 5, 16\] is 5, which does not div"):
+        with pytest.raises(ValueError, match=r"dim 1 of .* \[1, 5, 16\] is 5, which is not div"):
             model(np.zeros((1, 5), int))
 
     run_ranks(program, 2)

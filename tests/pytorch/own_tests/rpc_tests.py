@@ -37,7 +37,7 @@ WORDS = {
     "Future can only be marked completed once": "the future has an outcome already",
     "Cannot call to_here": "RPC was shut down on this worker",
     "Can not pickle rref in python pickler": "can only be pickled as part of a remote call",
-    "is already initialized": "is initialised already",
+    "is already initialized": "is already initialised",
     "is not unique": "expected a name for each",
     "RPC has not been initialized": "not initialised",
     "can't call localValue": "expected on its owner",

@@ -84,7 +84,7 @@ def test_groups_and_messages(mpi: Mpi, case: str, ranks: int) -> None:
     ("case", "message", "at_least"),
     [
         ("mismatch", "CollectiveMismatchError: the members of group 'default'", 2),
-        ("late", "rank 1 has not come", 1),
+        ("late", "rank 1 has not arrived", 1),
         ("raises", "rank 1 ended with RuntimeError: out of luck", 1),
         ("unreceived", "rank 1 did not receive it", 1),
     ],

@@ -102,7 +102,7 @@ def test_a_name_that_nobody_knows_yet(meshrun, tmp_path, free_port, way):
             flags, env = (), env | pods | {"PET_NODE_RANK": str(node)}
         nodes.append(meshrun.start(*flags, script, command=command, env=env))
     waiting = nodes[1].stderr.readline()
-    assert "waiting for the node that leads, at late.test" in waiting
+    assert "waiting for the leading node, at late.test" in waiting
     with hosts.open("a") as file:
         file.write("127.0.0.1 late.test\n")
     results = [meshrun.finish(node) for node in nodes]
@@ -124,5 +124,5 @@ def test_a_program_that_is_meant_to_be_alone(meshrun):
 def test_verbose_says_what_the_engine_said(meshrun):
     env = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"}
     result = meshrun.run("-v", meshrun.script(HELLO), env=env)
-    assert "meshrun: PET_ variables says --nnodes 1 --nproc-per-node 2\n" in result.err
+    assert "meshrun: options from PET_ variables: --nnodes 1 --nproc-per-node 2\n" in result.err
     assert sorted(result.out.splitlines()) == ["0 2", "1 2"]

@@ -148,7 +148,7 @@ def test_a_job_that_restarts_does_so_without_the_agent_that_led(meshrun, job, et
     (meshrun.folder / "enough").touch()
     done = [meshrun.finish(node) for node in nodes]
     assert [(one.code, one.out) for one in done] == [(0, "1 2\n")] * 2, [one.err for one in done]
-    assert "is lost" in done[0].err or "has not been heard of for 5 s" in done[0].err
+    assert "is lost" in done[0].err or "sent no heartbeat for 5 s" in done[0].err
     assert left_in(etcd, job.url) == []
 
 

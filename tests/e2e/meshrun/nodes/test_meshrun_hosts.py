@@ -181,7 +181,7 @@ def test_a_host_that_cannot_be_reached_ends_all(meshrun, hosts):
         (("--hosts", "a,,b"), "expected HOST or HOST:RANKS"),
         (("--hosts", "a:0"), "expected HOST or HOST:RANKS"),
         (("--hosts", "-oProxyCommand=x"), "--hosts"),
-        (("--hosts", "a,a"), "'a' is there twice"),
+        (("--hosts", "a,a"), "'a' is given twice"),
         (("--hosts", "a,b", "--nnodes", "2"), "--hosts and --nnodes were both given"),
         (("--hosts", "a,b", "--node-rank", "1"), "--hosts and --node-rank were both given"),
         (("--hosts", "a,b", "--env", "NO_SUCH_NAME"), "--env NO_SUCH_NAME"),

@@ -139,7 +139,7 @@ def test_nodes_that_do_not_agree_are_told(meshrun, start_nodes):
     (second,) = start_nodes(MEET, "--nnodes=3", each=RANKED[1:])
     result = meshrun.finish(second)
     assert result.code == 1
-    assert result.err == ("meshrun: --nnodes is 3:3 there, but 2:2 on the node that leads\n")
+    assert result.err == ("meshrun: --nnodes is 3:3 there, but 2:2 on the leading node\n")
     first.send_signal(signal.SIGTERM)
     assert meshrun.finish(first).code == 143
 
@@ -147,7 +147,7 @@ def test_nodes_that_do_not_agree_are_told(meshrun, start_nodes):
 # The node that leads has to have arrived itself by then.
 @pytest.mark.parametrize(
     ("rank", "seconds", "expected"),
-    [("0", "3", "waited 3 s for 2 nodes; 1 came"), ("1", "0.5", "lost touch with the job's")],
+    [("0", "3", "waited 3 s for 2 nodes; 1 arrived"), ("1", "0.5", "lost the connection to the")],
 )
 def test_a_node_that_stays_alone_gives_up(meshrun, start_nodes, rank, seconds, expected):
     each = (("--node-rank", rank, "--rdzv-conf", f"join_timeout={seconds}"),)
@@ -197,7 +197,7 @@ def test_all_nodes_start_again_together(meshrun, start_nodes):
     assert results[0].out == "3 0 0 0 2 1\n"
     assert results[1].out == "3 1 0 1 2 1\n"
     for result in results:
-        assert "ValueError: once; all ranks are started again\n" in result.err
+        assert "ValueError: once; restarting all ranks\n" in result.err
         assert "Traceback" not in result.err
 
 
@@ -208,7 +208,7 @@ def test_ctrl_c_on_one_node_ends_all(meshrun, start_nodes):
     results = finish(meshrun, (first, second))
     assert [result.code for result in results] == [1, 130]
     assert results[0].err.splitlines()[-1].startswith("meshrun: node 1 (")
-    assert results[0].err.endswith("was told to end\n")
+    assert results[0].err.endswith("was interrupted\n")
 
 
 def test_ctrl_c_on_the_leading_node_ends_all(meshrun, start_nodes):
@@ -217,7 +217,7 @@ def test_ctrl_c_on_the_leading_node_ends_all(meshrun, start_nodes):
     first.send_signal(signal.SIGINT)
     results = finish(meshrun, (first, second))
     assert [result.code for result in results] == [130, 1]
-    assert results[1].err.endswith("was told to end\n")
+    assert results[1].err.endswith("was interrupted\n")
 
 
 def test_a_killed_launcher_is_noticed_by_the_others(meshrun, start_nodes):
@@ -238,7 +238,7 @@ def test_a_killed_leader_is_noticed_by_the_others(meshrun, start_nodes, free_por
     first.kill()
     result = meshrun.finish(second)
     assert result.code == 1
-    assert f"meshrun: lost touch with the job's store at 127.0.0.1:{free_port}" in result.err
+    assert f"meshrun: lost the connection to the job's store at 127.0.0.1:{free_port}" in result.err
 
 
 SPEAK = """
@@ -265,7 +265,7 @@ def test_a_leader_that_falls_silent_is_left_and_hears_of_it_when_it_is_back(
     finally:
         leader.send_signal(signal.SIGCONT)
     assert left.code == 1
-    lost = f"lost touch with the job's store at 127.0.0.1:{free_port}: no answer for 2 s"
+    lost = f"lost the connection to the job's store at 127.0.0.1:{free_port}: no answer for 2 s"
     assert lost in left.err
     back = meshrun.finish(leader)
     assert back.code == 1
@@ -288,11 +288,9 @@ def test_nodes_come_and_go(meshrun, start_nodes):
     assert result.code == 0
     first, second = result.err.splitlines()
     assert first.startswith("meshrun: another node (")
-    assert first.endswith(" joins; all ranks are started again")
+    assert first.endswith(" joins; restarting all ranks")
     assert second.startswith("meshrun: node 1 (")
-    assert second.endswith(
-        " was lost: its connection to the store broke; all ranks are started again"
-    )
+    assert second.endswith(" was lost: its connection to the store broke; restarting all ranks")
 
 
 # ---------------------------------------------------------------- network namespaces
@@ -323,9 +321,10 @@ def test_a_host_that_is_cut_off_is_named_by_the_others(meshrun, network, start_h
     for result in results[:last]:
         lines = result.err.splitlines()
         assert lines[-1].startswith(f"meshrun: node {last} (")
-        assert "has not been heard of for 5 s" in lines[-1]
+        assert "sent no heartbeat for 5 s" in lines[-1]
         assert f"RankFailedError: rank {last} was lost" in result.err
-    assert "meshrun: lost touch with the job's store at 10.200.0.1:29500" in results[last].err
+    lost = "meshrun: lost the connection to the job's store at 10.200.0.1:29500"
+    assert lost in results[last].err
 
 
 @pytest.mark.netns

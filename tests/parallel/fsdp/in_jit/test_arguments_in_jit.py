@@ -18,10 +18,10 @@ def test_a_bad_argument_of_one_rank_is_named_on_all(bad):
     def program():
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp_shard",))
         for change, kind, text in [
-            ({"params": {"w": 3}}, ValueError, f"rank {bad}: params has no array of floating"),
+            ({"params": {"w": 3}}, ValueError, f"rank {bad}: params has no floating-point array"),
             ({"param_dtype": "int8"}, ValueError, f"rank {bad}: param_dtype must be floating"),
             ({"reduce_dtype": "many"}, TypeError, f"rank {bad}: reduce_dtype must be a dtype"),
-            ({"stacked": ["v"]}, ValueError, f"rank {bad}: stacked has 'v', which no leaf"),
+            ({"stacked": ["v"]}, ValueError, f"rank {bad}: stacked has 'v', which matches no"),
             ({"stacked": ["w"]}, ValueError, "option stacked="),
             ({"params": {"w": np.ones(5)}}, ValueError, "has parameter ['w'] float32"),
         ]:

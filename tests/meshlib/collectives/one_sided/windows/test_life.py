@@ -88,7 +88,7 @@ BAD: dict[str, tuple[Callable[[dist.Window], Any], type[Exception], str]] = {
     "too far": (
         lambda w: w.put([1, 2], 1, 3),
         ValueError,
-        r"offset is 3 for 2 elements; expected both within the 4 elements of rank 1's array",
+        r"offset is 3 for 2 elements; expected elements within the 4 of rank 1's array",
     ),
     "negative": (lambda w: w.get(0, -1), ValueError, "offset is -1 for 5 elements"),
     "negative count": (lambda w: w.get(0, 2, -1), ValueError, "offset is 2 for -1 elements"),
@@ -123,7 +123,7 @@ def test_wrong_arguments_are_named_and_leave_the_window_usable(backend: str) -> 
             window.fence()
             assert window.get(0).tolist() == [2, 0, 0, 0]
         for dtype in NOT_UPDATED:
-            only = pytest.raises(TypeError, match="takes put and get only; expected one of int8")
+            only = pytest.raises(TypeError, match="supports only put and get; expected one of int8")
             with group.window(np.zeros(1, dtype)) as window, only:
                 window.accumulate(np.zeros(1, dtype), 0)
         refused = pytest.raises(TypeError, match=r"BAND.*float64")

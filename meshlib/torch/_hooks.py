@@ -1,4 +1,4 @@
-"""Around a call of a process group: an event for PyTorch's profiler, and c10d's hooks."""
+"""c10d's hooks of a process group's calls, and their events for PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _c10d: Any = import_module("torch._C._distributed_c10d")
 _torch: Any = import_module("torch")
 
 HAS_HOOKS: bool = hasattr(_c10d, "PreHookArgs")
-"""True if PyTorch has hooks of calls, as from 2.14 on."""
+"""True if PyTorch has hooks of calls (2.14 and later)."""
 
-# The names of calls in hooks, where those are not the methods' in capitals.
+# The names of calls in hooks, unless they are the methods' names in capitals.
 _HOOK_NAMES = {
     "recv_anysource": "RECV",
     "all_gather_single": "ALLGATHER_BASE",
@@ -26,18 +26,18 @@ _HOOK_NAMES = {
 _SPELLED_OUT = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 
 
-class Around:
-    """The hooks of one group by their ids, and whether anything surrounds its calls."""
+class CallHooks:
+    """The hooks of one group's calls, by id."""
 
     def __init__(self) -> None:
         self.before: dict[int, Callable[[Any], object]] = {}
         """Called with c10d's ``PreHookArgs``."""
         self.after: dict[int, Callable[[Any], object]] = {}
-        """Called with c10d's ``PostHookArgs``, when the call was issued."""
+        """Called with c10d's ``PostHookArgs`` after a call is issued."""
         self._numbers = count()
 
     def is_empty(self) -> bool:
-        """True if no profiler or hook observes the calls."""
+        """Return whether neither a hook nor a profiler observes the calls."""
         return not self.before and not self.after and not _torch.autograd._profiler_enabled()
 
     def make(
@@ -48,7 +48,7 @@ class Around:
         opts: Any,
         call: Callable[[], Any],
     ) -> Any:
-        """Return the Work of ``call()``, which is c10d's method ``name`` on these tensors."""
+        """Call the hooks around ``call()``, c10d's method ``name``, and return its Work."""
         async_op = opts is None or opts.asyncOp
         number = next(self._numbers)
         if self.before:
@@ -68,7 +68,7 @@ class Around:
 
     def _hook_arguments(self, arguments: Any, name: str, number: int, async_op: bool) -> Any:
         wanted, known = _HOOK_NAMES.get(name, name.upper()), _c10d.HookOpName
-        # PyTorch 2.14 tells apart fewer calls than 2.15.
+        # PyTorch 2.14 distinguishes fewer calls than 2.15.
         names = (wanted, wanted.removesuffix("_BASE"), "UNKNOWN")
         arguments.name = next(getattr(known, each) for each in names if hasattr(known, each))
         arguments.op_id, arguments.async_op = number, async_op
@@ -78,8 +78,8 @@ class Around:
 def _with_event(name: str, call: Callable[[], Any]) -> Any:
     """Return ``call()``, with an event if PyTorch's profiler runs.
 
-    The event of an asynchronous call is its issue: one that ended with a future would be ended in
-    C++ after the profiler, and crash.
+    The event of an asynchronous call covers only its issue. If it ended with the call's future, C++
+    could end it after the profiler, and crash.
     """
     if not _torch.autograd._profiler_enabled():
         return call()
@@ -90,7 +90,7 @@ def _with_event(name: str, call: Callable[[], Any]) -> Any:
 
 
 def _flat(tensors: Any) -> list[Any]:
-    """Return the tensors in lists of lists."""
+    """Return the tensors of nested lists as one list."""
     if isinstance(tensors, _torch.Tensor):
         return [tensors]
     return [tensor for part in tensors for tensor in _flat(part)]
