@@ -264,7 +264,7 @@ def test_the_report_of_a_failed_call_names_the_flag_that_keeps_records(meshrun):
     """)
     result = meshrun.run("-n", "2", script)
     assert "CollectiveMismatchError" in result.err
-    assert result.err.startswith("meshrun --log-dir DIR keeps")  # the cause comes last
+    assert result.err.startswith("meshrun --log-dir DIR saves")  # the cause comes last
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])

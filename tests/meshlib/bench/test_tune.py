@@ -64,7 +64,7 @@ def test_a_line_is_never_free(seconds: list[float]) -> None:
 
 
 def test_estimates_want_something_to_go_by() -> None:
-    with pytest.raises(ValueError, match="some, got 0 sizes"):
+    with pytest.raises(ValueError, match="one size, got 0 sizes"):
         crossover([], [], [])
     with pytest.raises(ValueError, match="got 2 sizes, 1 and 2 times"):
         crossover([1, 2], [1], [1, 2])
