@@ -158,7 +158,7 @@ def _exchange_cost(issuer: CallIssuer, communicator: LinkCommunicator) -> tuple[
 
 
 def _gamma() -> float:
-    """Return the seconds to add a byte of float32 to another, for arrays larger than the caches."""
+    """Return the seconds to add a byte of float32 to another, for arrays of 256 KiB."""
     lower, upper = np.ones(_GAMMA_BYTES // 4, np.float32), np.ones(_GAMMA_BYTES // 4, np.float32)
     seconds: list[float] = []
     for _ in range(50):
