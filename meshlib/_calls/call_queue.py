@@ -24,7 +24,7 @@ from meshlib._calls.work import Work, fail, finish, outcome_of
 from meshlib._native import calls as native
 from meshlib._recording.log import LOGGER
 from meshlib._recording.recorder import COLLECTIVE, Record
-from transport._calls.call import Call, Rest
+from transport._calls.call import Call, CallTail
 from transport._calls.codes import OP_CODES
 from transport._calls.header import CallHeader, Kind
 from transport._communicators.base import Communicator
@@ -246,7 +246,7 @@ class CallQueue:
                     before.end()
                     record.start()  # the earlier call's time must not count for this call
 
-            record.rest = Rest(None if before is None else end_before)
+            record.rest = CallTail(None if before is None else end_before)
             if not make(run):
                 stream.unended = Unended(overlapping, partial(make, overlapping.end))
 

@@ -19,8 +19,8 @@ Run = Callable[[Communicator[Any], Call], Any]
 class Overlapping:
     """A ``Run`` that makes one call of the communicator and returns ``finish()``.
 
-    The call may overlap with the next one (``transport._calls.call.Rest``). Then ``end`` waits for
-    its last frames before ``finish()``. ``memory`` is all memory that the call reads or writes.
+    The call may overlap with the next one (``transport._calls.call.CallTail``). Then ``end`` waits
+    for its last frames before ``finish()``. ``memory`` is all memory that the call reads or writes.
     """
 
     __slots__ = ("_run", "finish", "memory")

@@ -19,7 +19,7 @@ from meshlib._launcher.ranks.failure import RankExit, Report, rank_list
 from meshlib._launcher.ranks.placement import NodePlacement
 from meshlib._launcher.ranks.starting import ForkServer
 from meshlib._launcher.ranks.sweep import end_strays
-from meshlib._launcher.ranks.workers import Ending, RankWorker, WorkerGroup
+from meshlib._launcher.ranks.workers import RankTermination, RankWorker, WorkerGroup
 from meshlib._launcher.signals import SignalPipe
 from meshlib._trace import HOW_TO_KEEP, RECORDS
 from transport import _environment as environment
@@ -61,7 +61,7 @@ class Agent:
         self._show = show
         self._spare = {*spare, server.pid} if server is not None else set(spare)
         self._group: WorkerGroup | None = None
-        self._ending: Ending | None = None
+        self._ending: RankTermination | None = None
         self._announced: set[int] = set()
         self._unwritten: OSError | None = None
         self._attempts = 0
@@ -69,7 +69,7 @@ class Agent:
         self._interrupt: signal.Signals | None = None
         self._stopped_elsewhere = False
         self._replaced = 0
-        self._leaving: list[Ending] = []
+        self._leaving: list[RankTermination] = []
         # Local ranks, each with a description of the rank that it replaces.
         self._vacant: deque[tuple[int, str]] = deque()
 
@@ -175,23 +175,25 @@ class Agent:
         else:
             self._ending = self._ending_by(self._group, number)
 
-    def _ending_by(self, group: WorkerGroup, number: signal.Signals) -> Ending:
+    def _ending_by(self, group: WorkerGroup, number: signal.Signals) -> RankTermination:
         options = self._options
         quick = number == signal.SIGINT
         grace = options.failure_grace if quick else options.signal_grace
         first = signal.SIGINT if quick else signal.SIGTERM
         if not options.engine_signals:
-            return Ending(lambda: group.running, 0.0, grace, first)
+            return RankTermination(lambda: group.running, 0.0, grace, first)
         for worker in group.workers:  # the engine sends the signal to every process
             worker.note_external_signal()
-        return Ending(lambda: group.running, 0.0, grace, None)
+        return RankTermination(lambda: group.running, 0.0, grace, None)
 
     def _ending_after(
         self, failure: RankExit | None, workers: Sequence[RankWorker], *, saves: bool = False
-    ) -> Ending:
+    ) -> RankTermination:
         """End ``workers``, also later ones, because of a failure, or with ``saves`` of a signal."""
         grace = self._options.signal_grace if saves else self._options.failure_grace
-        return Ending.after_failure(lambda: [w for w in workers if w.running], grace, failure)
+        return RankTermination.after_failure(
+            lambda: [w for w in workers if w.running], grace, failure
+        )
 
     def _check_ranks(self) -> None:
         group = self._group

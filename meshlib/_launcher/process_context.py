@@ -17,7 +17,7 @@ from meshlib._launcher.nodes.coordinator import Coordinator, OwnLog
 from meshlib._launcher.options.launch import FAILURE_GRACE_SECONDS, LaunchOptions, RankProgram
 from meshlib._launcher.ranks.failure import ErrorRecord, RankExit, describe_code, first_failure
 from meshlib._launcher.ranks.placement import NodePlacement, node_environment
-from meshlib._launcher.ranks.workers import Ending, RankWorker
+from meshlib._launcher.ranks.workers import RankTermination, RankWorker
 from meshlib._launcher.spawned_rank import (
     ProcessException,
     ProcessExitedException,
@@ -97,7 +97,7 @@ class ProcessContext:
         self._job.close()
 
     def _end(self, grace: float, failure: RankExit | None = None) -> None:
-        ending = Ending.after_failure(self._running, grace, failure)
+        ending = RankTermination.after_failure(self._running, grace, failure)
         deadline = Deadline.after(max(0.0, ending.due - time.monotonic()) + grace + _KILL_SECONDS)
         while (running := self._collect()) and not deadline.expired:
             _wait(running, max(0.0, ending.due - time.monotonic()))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from meshlib._native import calls as native
 from transport import _environment as environment
-from transport._calls.call import Call, Rest
+from transport._calls.call import Call, CallTail
 from transport._calls.header import Kind
 from transport._waiting.deadline import Deadline
 
@@ -94,7 +94,7 @@ class Record(Call):
         self.instruction = instruction
         self.waiting_for: int | None = None
         self.completion: Completion | None = None
-        self.rest: Rest | None = None
+        self.rest: CallTail | None = None
         self.error = None
         self.started: float = 0.0
         self.ended: float = 0.0

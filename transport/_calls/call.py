@@ -41,7 +41,7 @@ class _CallFields:
     sync: bool
     waiting_for: int | None
     completion: Completion | None
-    rest: Rest | None
+    rest: CallTail | None
     error: str | None
     group: str
     nbytes: int
@@ -76,7 +76,7 @@ class Call(CallFields):
         self.sync = True
         self.waiting_for: int | None = None
         self.completion: Completion | None = None
-        self.rest: Rest | None = None
+        self.rest: CallTail | None = None
 
     @property
     def header(self) -> CallHeader:
@@ -84,7 +84,7 @@ class Call(CallFields):
         return CallHeader.unpack(self.packed)
 
 
-class Rest:
+class CallTail:
     """The last frames of a call, which its caller awaits only after the next call has begun.
 
     The communicator sets ``wait``, which waits for these frames. ``end_before`` ends the previous

@@ -13,7 +13,7 @@ from transport._calls.header import CallHeader
 from transport._cuda.driver import Driver
 from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import next_slice
-from transport._waiting.spinning import Pauses
+from transport._waiting.spinning import PollBackoff
 
 _PAUSES = 20e-6, 1e-3
 
@@ -137,7 +137,7 @@ def wait_until(
 
     ``check`` is called periodically and may end the wait by raising.
     """
-    pauses = Pauses(*_PAUSES)
+    pauses = PollBackoff(*_PAUSES)
     while not ready():
         if check is not None:
             check()

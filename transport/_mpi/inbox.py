@@ -20,7 +20,7 @@ from transport._mpi.library import MpiProcess, wait
 from transport._mpi.link import INLINE_BYTES, PIECE_BYTES, FrameHead
 from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import Condition
-from transport._waiting.spinning import Pauses
+from transport._waiting.spinning import PollBackoff
 
 _PAUSES = 50e-6, 1e-3
 
@@ -93,7 +93,7 @@ class MpiInbox:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        pauses = Pauses(*_PAUSES)
+        pauses = PollBackoff(*_PAUSES)
         while True:
             with self._changed:
                 while not self._wanted and not self._closed:

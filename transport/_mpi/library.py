@@ -13,7 +13,7 @@ from typing import Any
 from transport._errors import DistBackendError
 from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import next_slice
-from transport._waiting.spinning import Pauses
+from transport._waiting.spinning import PollBackoff
 
 Requests = Sequence[Any]
 # MPI's own waits occupy a core. We poll instead, first with yields, then at growing intervals.
@@ -51,7 +51,7 @@ def wait(requests: Requests, deadline: Deadline, check: Callable[[], None]) -> b
     ``check`` is called periodically and may end the wait by raising.
     """
     mpi = load()
-    yields, pauses = 0, Pauses(*_PAUSES)
+    yields, pauses = 0, PollBackoff(*_PAUSES)
     while True:
         try:
             if mpi.Request.Testall(requests):

@@ -24,7 +24,7 @@ from transport._net.limits import explain
 from transport._platform import KEEPALIVE_IDLE
 from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import next_slice, sliced
-from transport._waiting.spinning import Pauses
+from transport._waiting.spinning import PollBackoff
 
 _LOGGER = logging.getLogger("meshlib.transport")
 
@@ -136,7 +136,7 @@ def connect(
     Raises DistNetworkError with the address, the seconds spent and the last error (its cause).
     """
     begin = time.monotonic()
-    pauses = Pauses(*_PAUSES)
+    pauses = PollBackoff(*_PAUSES)
     warned = False
     while True:
         try:

@@ -1,7 +1,7 @@
 """Polling for other threads, processes and devices.
 
 A thread that an event can wake polls briefly before it sleeps (``SpinWait``). A thread that no
-event can wake polls at growing intervals (``Pauses``).
+event can wake polls at growing intervals (``PollBackoff``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SpinWait:
                 return False
 
 
-class Pauses:
+class PollBackoff:
     """The pauses of a thread that must poll because no event wakes it.
 
     The first pause is ``first`` seconds. Each next pause is ``factor`` times longer, up to

@@ -14,7 +14,7 @@ from transport._calls.call import Call
 from transport._calls.codes import dtype_code
 from transport._errors import CommunicatorTimeoutError
 from transport._operands.reduce_op import ReduceOp
-from transport._waiting.spinning import Pauses
+from transport._waiting.spinning import PollBackoff
 from transport._windows.memory import REPLACE_IF, WORD, MappedMemory, Target
 
 LOCK = 0
@@ -34,7 +34,7 @@ def acquire(
     While waiting, calls ``check(holder, sharing)``, which raises if waiting is pointless. It gets
     the place of the exclusive holder, or None and the number of sharing ranks.
     """
-    pauses, seen = Pauses(_FIRST_PAUSE, _LONGEST_PAUSE), 0
+    pauses, seen = PollBackoff(_FIRST_PAUSE, _LONGEST_PAUSE), 0
     while True:
         expected = seen if shared and seen < _EXCLUSIVE else 0
         wanted = expected + 1 if shared else _EXCLUSIVE | place

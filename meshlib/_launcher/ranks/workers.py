@@ -133,7 +133,7 @@ class RankWorker:
         )
 
 
-class Ending:
+class RankTermination:
     """Sends ``first`` after ``settle`` seconds and SIGKILL ``grace`` seconds later.
 
     ``running`` returns the ranks that have not ended. If ``first`` is None, another process has
@@ -160,7 +160,7 @@ class Ending:
         running: Callable[[], Sequence[RankWorker]],
         grace: float,
         failure: RankExit | None = None,
-    ) -> Ending:
+    ) -> RankTermination:
         """Return an ending because of a ``failure`` on this node, or (None) elsewhere."""
         echo = failure is not None and not failure.is_cause
         settle = SETTLE_AFTER_ECHO_SECONDS if echo else SETTLE_SECONDS

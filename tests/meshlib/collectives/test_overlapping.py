@@ -17,7 +17,7 @@ import pytest
 import meshlib as dist
 from meshlib._collectives.group_of_ranks import call_queue_of
 from meshlib.testing import run_ranks
-from transport._calls.call import Rest
+from transport._calls.call import CallTail
 
 COUNT = 1_200_000
 WAIT = 60.0
@@ -28,14 +28,14 @@ Calls = list[Callable[..., Any]]
 @pytest.fixture
 def overlapped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when a call has begun before another one's end."""
-    seen, end_before = threading.Event(), Rest.end_before
+    seen, end_before = threading.Event(), CallTail.end_before
 
-    def noted(rest: Rest) -> None:
+    def noted(rest: CallTail) -> None:
         if rest.overlaps:
             seen.set()
         end_before(rest)
 
-    monkeypatch.setattr(Rest, "end_before", noted)
+    monkeypatch.setattr(CallTail, "end_before", noted)
     return seen
 
 

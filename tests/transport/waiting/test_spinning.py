@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from transport._waiting import spinning
-from transport._waiting.spinning import Pauses, SpinWait
+from transport._waiting.spinning import PollBackoff, SpinWait
 
 
 class CountedCondition:
@@ -105,9 +105,9 @@ def test_only_the_main_thread_looks_where_others_would_starve_it() -> None:
 
 
 def test_pauses_grow_up_to_the_longest_and_begin_again() -> None:
-    pauses = Pauses(1.0, 5.0)
+    pauses = PollBackoff(1.0, 5.0)
     assert [pauses.next() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
     assert pauses.next(left=0.5) == 0.5
     pauses.restart()
     assert [pauses.next() for _ in range(2)] == [1.0, 2.0]
-    assert [Pauses(1.0, 9.0, 1.5).next(), Pauses(3.0, 2.0).next(1.0)] == [1.0, 1.0]
+    assert [PollBackoff(1.0, 9.0, 1.5).next(), PollBackoff(3.0, 2.0).next(1.0)] == [1.0, 1.0]

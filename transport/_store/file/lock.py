@@ -15,7 +15,7 @@ import time
 from transport._errors import StorePlaceError
 from transport._waiting.deadline import Deadline
 from transport._waiting.interrupts import next_slice
-from transport._waiting.spinning import Pauses
+from transport._waiting.spinning import PollBackoff
 
 _FLOCK = struct.Struct("@hhqqi4x")
 _PAUSES = 0.0005, 0.005
@@ -28,7 +28,7 @@ def acquire(fd: int, begin: int, length: int, deadline: Deadline, *, shared: boo
     Raises TimeoutError at the deadline, StorePlaceError if the file system has no locks.
     """
     kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
-    pauses = Pauses(*_PAUSES)
+    pauses = PollBackoff(*_PAUSES)
     while not _set(fd, kind, begin, length):
         if deadline.expired:
             raise TimeoutError(errno.ETIMEDOUT, f"locked by others for {deadline.seconds:g} s")

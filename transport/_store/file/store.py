@@ -18,7 +18,7 @@ from transport._store.file.log import FileLog
 from transport._store.table import Waiter
 from transport._waiting.deadline import Deadline, Timeout
 from transport._waiting.interrupts import next_slice
-from transport._waiting.spinning import Pauses
+from transport._waiting.spinning import PollBackoff
 
 # Pauses between two checks of the file's size. A network file system may show an old size to a
 # process without the lock, so an occasional check acquires the lock.
@@ -129,7 +129,7 @@ class FileStore(Store):
     def _await(self, op: Op, fields: Fields, timeout: Timeout | None) -> Fields:
         deadline = Deadline.after(self._seconds(timeout))
         table, waiter = self._log.commands.waiter(op, fields, _ignore)
-        pauses = Pauses(*_PAUSES)
+        pauses = PollBackoff(*_PAUSES)
         seen, looked = -1, 0.0
         while True:
             expired = deadline.expired or bool(self._ends)
