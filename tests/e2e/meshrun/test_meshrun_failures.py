@@ -276,9 +276,7 @@ def test_nothing_survives_a_launcher_that_is_killed(meshrun):
 
 def test_the_folder_of_a_launcher_killed_with_its_guardian_goes_with_the_next(meshrun):
     """And those of launchers that run are left alone."""
-    sleeping = meshrun.script("import time; open('begun', 'w').close(); time.sleep(600)")
-    killed = meshrun.start("-n", "2", sleeping)
-    assert meshrun.wait_for((meshrun.folder / "begun").exists)
+    killed = start_and_wait(meshrun, WAIT_FOREVER)
     for pid in sorted(meshrun.processes(), reverse=True):  # the guardian before the launcher
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             if b"meshlib._launcher" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):

@@ -9,7 +9,7 @@ import meshlib as dist
 from meshlib import rpc
 from parallel import nn
 from parallel.rpc import RemoteModule, dist_autograd
-from parallel.rpc._contexts import keeper
+from parallel.rpc._contexts import context_store
 
 
 class Scale(nn.Module):
@@ -51,7 +51,7 @@ def note():
 
 
 def contexts():
-    return len(keeper())
+    return len(context_store())
 
 
 dist.init_process_group()
