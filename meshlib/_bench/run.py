@@ -153,7 +153,7 @@ class WrongResultError(BenchmarkError):
 
 @dataclass(slots=True)
 class Contender:
-    """A library's job, which is measured in turns with others."""
+    """A library's job, which is measured alternately with others."""
 
     job: LibraryJob
     version: str

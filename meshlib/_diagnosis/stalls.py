@@ -169,7 +169,7 @@ class _StallThread(SharedThread[StallDetector]):
         if now and same and all(before[rank].is_confirmed_by(now[rank]) for rank in now):
             self._report(store, min(mine.keys() & now.keys()), now, ending)
 
-    def _statuses_beside(
+    def _other_statuses(
         self, store: Store, tangle: Mapping[int, CallStatus], ending: threading.Event
     ) -> dict[int, CallStatus | None]:
         """Return the statuses of the other members of the tangle's groups, None for a missing one.
@@ -177,15 +177,15 @@ class _StallThread(SharedThread[StallDetector]):
         Waits a moment for them: members that arrived a little later may be about to post.
         """
         members = {rank for one in _groups(tangle) for rank in one} - set(tangle)
-        beside: dict[int, CallStatus | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
+        others: dict[int, CallStatus | None] = dict.fromkeys(sorted(members)[:MOST_RANKS])
         deadline = Deadline.after(REST_SECONDS)
-        while missing := [rank for rank, one in beside.items() if one is None]:
+        while missing := [rank for rank, one in others.items() if one is None]:
             for user in self.users:
                 user.post(store, again=False)
-            beside.update(_read(store, missing))
+            others.update(_read(store, missing))
             if ending.wait(min(_PAUSE_SECONDS, deadline.remaining())) or deadline.expired:
                 break
-        return beside
+        return others
 
     def _report(
         self, store: Store, rank: int, tangle: Mapping[int, CallStatus], ending: threading.Event
@@ -195,7 +195,7 @@ class _StallThread(SharedThread[StallDetector]):
         mine = f"tangle seen by {rank}".encode()
         if store.compare_set(f"failure/{groups[0]}", "", mine) != mine:
             return
-        message = tangle_message(tangle, self._statuses_beside(store, tangle, ending))
+        message = tangle_message(tangle, self._other_statuses(store, tangle, ending))
         for group in groups:
             publish(store, Abort(group, CollectiveMismatchError.__name__, message))
 

@@ -113,14 +113,14 @@ def _find_circle(statuses: Mapping[int, CallStatus]) -> list[int] | None:
 
 
 def tangle_message(
-    tangle: Mapping[int, CallStatus], beside: Mapping[int, CallStatus | None]
+    tangle: Mapping[int, CallStatus], others: Mapping[int, CallStatus | None]
 ) -> str:
     """Return a message with a table of the calls in which the ranks of a tangle are blocked.
 
-    ``beside`` has the other members of their groups, None for a rank without a status.
+    ``others`` has the other members of their groups, None for a rank without a status.
     """
     rows: list[tuple[Any, ...]] = []
-    statuses = {**beside, **tangle}
+    statuses = {**others, **tangle}
     known = [one for one in statuses.values() if one is not None]
     differences = [one.first_difference(other) for one in tangle.values() for other in known]
     first = min(filter(None, differences), default=0)

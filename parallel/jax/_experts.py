@@ -10,7 +10,7 @@
 Rank i of ``ep`` has its own tokens and the i-th of equal parts of the experts. Uneven all-to-alls
 send rows to their experts and back, without padding on the wire. XLA needs fixed shapes, so each
 rank has memory for all rows that may arrive: without a capacity,
-``size * tokens * min(top_k, experts / size)``. All ranks must have equally many tokens.
+``size * tokens * min(top_k, experts / size)``. All ranks must have the same number of tokens.
 
 A *row* is one choice of one token, numbered choice * tokens + token. First choices precede second
 choices, so an expert of limited capacity accepts them first.
@@ -85,7 +85,7 @@ def balance_loss(routes: Routes, mesh: GroupLike | None = None) -> jax.Array:
 
     f_e is the fraction of choices of expert e of n, over all ranks of ``mesh`` (None: on this rank
     only). P_e is the mean over this rank's tokens of the router's share for e. The average over
-    ranks with equally many tokens is the loss of all tokens. The loss is 1 if all experts are
+    ranks with the same number of tokens is the loss of all tokens. The loss is 1 if all experts are
     equally busy, and n if one expert gets all tokens. The gradient passes through P_e only.
 
     Lepikhin et al., "GShard", arXiv:2006.16668, section 2.2; Fedus et al., "Switch Transformers",

@@ -17,7 +17,7 @@ class CrossEntropyLoss(Module):
 
     Args:
         reduction: "mean" over the samples, or their "sum". In data parallel training, "mean" is
-            correct if all ranks have equally many samples.
+            correct if all ranks have the same number of samples.
         label_smoothing: The fraction of the target that is spread over all classes (Szegedy et al.,
             arXiv:1512.00567, section 7).
 
@@ -87,7 +87,7 @@ class MSELoss(Module):
 
     Args:
         reduction: "mean" over all elements, or their "sum". In data parallel training, "mean" is
-            correct if all ranks have equally many elements.
+            correct if all ranks have the same number of elements.
 
     Raises ValueError for another reduction.
     """

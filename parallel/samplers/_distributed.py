@@ -190,8 +190,8 @@ class DistributedSampler:
     def state_dict(self, num_consumed: int | None = None) -> dict[str, Any]:
         """Return the state: the epoch, its cursor, and the options that determine the order.
 
-        It is equal on all replicas that have used equally many samples. ``num_consumed`` is the
-        number of samples that this replica's training has used in the current pass; pass it if a
+        It is equal on all replicas that have used the same number of samples. ``num_consumed`` is
+        the number of samples that this replica's training has used in the current pass; pass it if a
         loader draws indices ahead. The default is the number of drawn indices. Raises ValueError
         for a number out of range, TypeError unless it is an integer.
         """
@@ -243,7 +243,7 @@ class Batch(NamedTuple):
 
 
 class DistributedBatchSampler:
-    """Yields batches of a ``DistributedSampler``'s indices, equally many on every replica.
+    """Yields batches of a ``DistributedSampler``'s indices, the same number on every replica.
 
     Collectives in each step therefore match, in training and in evaluation. The shares of an
     evaluation sampler may differ by one. A replica with the smaller share repeats its last index

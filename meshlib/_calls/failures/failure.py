@@ -2,8 +2,8 @@
 
 A call with invalid arguments is numbered but not made. Usually all members' arguments are invalid;
 then the members stay in step and the group stays usable. If only some are, the other members would
-wait in vain. An event in the job's log notifies them, and they raise ``CollectiveMismatchError``
-with the reason, the source line and the rank.
+wait until their deadline. An event in the job's log notifies them, and they raise
+``CollectiveMismatchError`` with the reason, the source line and the rank.
 """
 
 from __future__ import annotations

@@ -288,8 +288,8 @@ def hidden_packages(program: RankProgram) -> list[str]:
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if not os.environ.get("PYTHONSAFEPATH"):
         script = os.path.realpath(program.target)
-        beside = script if os.path.isdir(script) else os.path.dirname(script)
-        path.insert(0, beside if program.kind == "script" else os.getcwd())
+        folder = script if os.path.isdir(script) else os.path.dirname(script)
+        path.insert(0, folder if program.kind == "script" else os.getcwd())
     notes: list[str] = []
     for name in _PACKAGES:
         found = PathFinder.find_spec(name, path)

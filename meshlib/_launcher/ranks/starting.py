@@ -1,6 +1,6 @@
 """Starts the ranks' processes, by ``exec`` or ``fork``. ``placement`` has their variables.
 
-A rank that is started by ``exec`` imports NumPy and this package anew. With ``fork``, one process
+A rank that is started by ``exec`` imports NumPy and this package again. With ``fork``, one process
 imports them while it has no other thread, and forks: ranks share the loaded modules and their
 memory. An intermediate process ends immediately, so the launcher, as subreaper, adopts the ranks.
 It can then wait for them and signal them like its own children, and they notice its end. The fork
