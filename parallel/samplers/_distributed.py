@@ -191,8 +191,8 @@ class DistributedSampler:
         """Return the state: the epoch, its cursor, and the options that determine the order.
 
         It is equal on all replicas that have used the same number of samples. ``num_consumed`` is
-        the number of samples that this replica's training has used in the current pass; pass it if a
-        loader draws indices ahead. The default is the number of drawn indices. Raises ValueError
+        the number of samples that this replica's training has used in the current pass; pass it if
+        a loader draws indices ahead. The default is the number of drawn indices. Raises ValueError
         for a number out of range, TypeError unless it is an integer.
         """
         epoch, shard = self.pass_under_way
