@@ -38,7 +38,6 @@ def launch(launcher: str, ranks: int, program: Path, *arguments: str):
 
 
 def test_under_torchrun_the_survivors_name_a_killed_rank():
-    """Torchrun sends them SIGTERM a tenth of a second after the kill."""
     done = launch(TORCHRUN, 3, PROGRAMS / "killed.py", "plain")
     for rank in (0, 2):
         assert f"[rank{rank}]: transport._errors.RankFailedError: rank 1 was lost" in done.stderr
