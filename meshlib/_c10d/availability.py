@@ -44,9 +44,9 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process's number among the ranks of its host, according to its launcher.
 
     It reads ``LOCAL_RANK`` and the variables of Slurm, Open MPI and PMI launchers; ranks of
-    ``run_ranks`` are on one host. Otherwise it returns ``fallback_rank``, or raises RuntimeError if
-    that is None. Raises LaunchEnvironmentError if a variable does not hold a number, TypeError if
-    ``fallback_rank`` is not an integer.
+    ``run_ranks`` are on one host. If none is set, it returns ``fallback_rank``, or raises
+    RuntimeError if that is None. Raises LaunchEnvironmentError if a variable does not hold a
+    number, TypeError if ``fallback_rank`` is not an integer.
     """
     mine = thread_rank()
     local_rank = launched_local_rank() if mine is None else mine.rank

@@ -33,7 +33,7 @@ class CallStream(StreamLock):
     ``try_enter`` and ``submit`` define the order of issue; the caller serializes them.
 
     The thread that runs a task holds the turn. It takes the turn before it removes the task from
-    the queue. So the stream is idle if the queue is empty and afterwards the turn is free.
+    the queue. So the stream is idle if the queue is empty and the turn, checked after it, is free.
     """
 
     draining: int

@@ -108,7 +108,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
 
         Raises:
             TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
-                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+                arguments raise CollectiveMismatchError; if none are valid, the group stays usable.
             CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names the missing ranks.
             RankFailedError: On every member, if one dies or leaves. These three break the group.
@@ -127,7 +127,7 @@ class Collectives(ObjectCollectives, CoalescedCollectives, SymmetricMemory, OneS
 
         Raises:
             TypeError, ValueError: For invalid arguments; nothing was sent. Members with valid
-                arguments raise CollectiveMismatchError; if there are none, the group stays usable.
+                arguments raise CollectiveMismatchError; if none are valid, the group stays usable.
             CollectiveMismatchError: On every member, if the members' calls differ.
             CollectiveTimeoutError: On every member, past the deadline; names all missing ranks,
                 and the state of each rank.

@@ -16,12 +16,12 @@ Group = Collectives | None
 
 
 def keep_gradients_by(make: Callable[[], Any]) -> None:
-    """Make the workers of this process store the gradients of remote calls in ``make()``."""
+    """Let ``make()`` create each worker's storage for gradients of remote calls."""
     Current.gradients = (make,)
 
 
 def gradients_kept_by() -> Callable[[], Any] | None:
-    """Return the last argument of ``keep_gradients_by``."""
+    """Return the function given to ``keep_gradients_by`` last, or None."""
     return Current.gradients[0] if Current.gradients else None
 
 
@@ -61,9 +61,9 @@ def derived_group(group: ProcessGroup, purpose: str, desc: str = "") -> ProcessG
 
 
 def install(world: World | None, *, thread_only: bool) -> None:
-    """Make ``world`` (None: no World) the current one of this thread or of the process.
+    """Make ``world`` (None: no World) the current one of the process.
 
-    In a thread that is a rank of ``run_ranks``, it is always that of the thread.
+    With ``thread_only``, or in a thread that is a rank of ``run_ranks``, only of this thread.
     """
     mine = thread_rank()
     if mine is not None:

@@ -1,6 +1,7 @@
 """A tree as JSON: its nodes, and the values that they encode.
 
-A common value is itself. Everything else is an object with one member, whose key is the kind:
+A common value, such as a string, is its own node. Everything else is an object with one member,
+whose key is the kind:
 ``{"dict": [[key, node], ...]}``, ``{"array": "model/weight"}``, ``{"float": "nan"}``.
 """
 
@@ -25,7 +26,7 @@ DEEPEST = 100
 
 
 def encode_value(value: Any, path: tuple[str, ...]) -> Node:
-    """Return a leaf that is not an array as a node.
+    """Return the node of a leaf that is not an array.
 
     Raises TypeError, which names the path, for other types. These include subclasses of int, str
     and so on, which would be loaded as the base type.
@@ -71,7 +72,7 @@ def _decode_value(node: Node) -> Any:
 
 
 def check_node(node: Node, arrays: AbstractSet[str], depth: int = 0) -> None:
-    """Raise an error unless ``node`` is a tree from ``encode`` with the names ``arrays``.
+    """Raise an error unless ``node`` is a tree as ``encode`` makes it, of arrays in ``arrays``.
 
     The error is a CheckpointError, or a ValueError, TypeError or AttributeError from decoding a
     value.

@@ -72,8 +72,8 @@ def init_rpc(
 
     Raises ValueError for an invalid name (expected 1 to 127 letters, digits, ``_``, ``:``, ``-``),
     a name of another worker, or a rank or size other than the group's. Raises RuntimeError if
-    RPC is already initialised. Raises ``DistStoreError`` with the missing workers, and
-    ``WorkerLostError`` if a worker died before.
+    RPC is already initialised, ``WorkerLostError`` if a rank dies before it is a worker, and
+    ``DistStoreError``, which names the missing ranks, past the job's deadline.
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"name must be a str, got {name!r}")
@@ -101,7 +101,9 @@ def init_rpc(
             ("world_size", world_size, world.size),
         ):
             if given not in (-1, None, is_):
-                raise ValueError(f"{what} is {given}, and the default process group's is {is_}")
+                raise ValueError(
+                    f"{what} is {given}; expected {is_}, as in the default process group"
+                )
         _join(world, name, limit, timeout).owns_world = made
         undo.pop_all()
 
@@ -144,7 +146,7 @@ def _exchange_names(store: Store, name: str, world: World) -> list[str]:
     twice = sorted({found for found in names if names.count(found) > 1})
     if twice:
         ranks = [rank for rank, found in enumerate(names) if found == twice[0]]
-        raise ValueError(f"name is {twice[0]!r} on the ranks {ranks}; expected a name for each")
+        raise ValueError(f"name is {twice[0]!r} on the ranks {ranks}; expected different names")
     return names
 
 
@@ -152,9 +154,9 @@ def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
     """End RPC on this worker, and the process group if ``init_rpc`` created it.
 
     A graceful shutdown waits until all live workers have called this, and no call or callback runs
-    on any of them. Until then calls work. After ``timeout`` (seconds, 0: none) it
-    raises ``RpcTimeoutError`` with the missing workers, and RPC continues. Without
-    ``graceful``, running calls fail.
+    on any of them. Until then calls work. After ``timeout`` (seconds, 0: none) it raises
+    ``RpcTimeoutError`` with the missing workers, and RPC continues. Without ``graceful``, running
+    calls fail.
 
     Raises RuntimeError if RPC is not initialised.
     """
@@ -209,7 +211,7 @@ def rpc_async(
     function runs at most once, in a thread of the worker. Callbacks of the future (``then``) run in
     a thread of this worker, and may make calls and wait for them.
 
-    Blocks while the worker has not read more than a megabyte of earlier calls.
+    Blocks while more than a megabyte of earlier calls waits for the worker to read it.
 
     Args:
         to: The worker's name, its rank, its ``WorkerInfo``, or ``mesh["stage"].worker(1)``

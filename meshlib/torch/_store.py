@@ -34,7 +34,7 @@ class TorchStore(_c10d.Store):
         self._store: Store = next_job_part(PrefixStore("torch", world.store.clone()), world.rank)
         self.made_world = made_world
         world.on_close(self._store.close)
-        world.on_close(lambda: setattr(self, "made_world", False))  # keeps it alive for C++
+        world.on_close(lambda: setattr(self, "made_world", False))  # keeps self alive for C++
 
     def set(self, key: str, value: Value) -> None:
         self._store.set(key, value)

@@ -60,7 +60,7 @@ class GradientOwner(Protocol):
         ...
 
     def rehome(self, views: Mapping[int, Array]) -> None:
-        """Store the gradients in ``views`` of buckets, by the gradients' numbers, from now on."""
+        """From now on, store gradient ``n`` in ``views[n]``, a view of a bucket."""
         ...
 
     def deliver(self, averages: Mapping[int, Array]) -> None:
@@ -91,7 +91,7 @@ class Bucket:
         self.specs: list[GradientSpec] = list(specs)
         self.size: int = sum(spec.size for spec in specs)
         self.buffer: Array = allocate(self.size, first.dtype, first.library, group)
-        # A gradient that never arrives must be zero; later passes fill in missing ones.
+        # Zeros for gradients that never arrive. Each pass fills in the missing trained ones.
         self.buffer.fill(0)
         self.views: dict[int, Array] = self._by_number(self.buffer)
         self.pending: int = len(self.numbers)

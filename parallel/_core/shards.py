@@ -86,7 +86,7 @@ def rows_of(shape: Sequence[int], size: int, rank: int) -> slice:
 
 
 def row_counts(length: int, size: int) -> list[int]:
-    """Return the number of rows on each of ``size`` ranks, of ``length`` in total."""
+    """Return the number of rows on each of ``size`` ranks, which share ``length`` rows."""
     rows = [rows_of((length,), size, rank) for rank in range(size)]
     return [own.stop - own.start for own in rows]
 
@@ -217,9 +217,9 @@ class GradientBuffer:
 
 
 class GradientReduction:
-    """An average of the gradients in ``buffer``, of which each rank gets its parts.
+    """Averages the gradients in ``buffer``; each rank gets the averages of its parts.
 
-    Reduce-scatters over ``group``, then, with ``replicas``, all-reduces the parts over these.
+    Reduce-scatters over ``group``, then all-reduces the parts over ``replicas``, if any.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class GradientReduction:
         self._works.append(group.reduce_scatter(output, inputs, ReduceOp.AVG, async_op=True))
 
     def scattered(self, earlier: Array | None = None) -> Array:
-        """Wait for this rank's parts, and return the memory of the whole gradients.
+        """Wait for this rank's parts, and give the buffer's memory back to the pool.
 
         Adds ``earlier``, the gradients that a pass without replicas left for these parts. Then
         starts the average over the replicas, if any. Returns the parts' gradients, flat.

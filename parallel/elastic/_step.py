@@ -1,4 +1,4 @@
-"""``Step``, which all members of an elastic loop commit or none, and its interrupter."""
+"""``Step``, which either all members of an elastic loop commit or none, and its interrupter."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ class ManagedState:
     def receive_buffers(self, tree: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
         """Return a NumPy array for each placeholder in another rank's ``tree``.
 
-        If this rank has an array of the same shape and dtype at the path, returns this array. The
-        state is then received in place, without more memory.
+        If this rank has an array of the same shape and dtype at the path, that array is returned.
+        The state is then received in place, without more memory.
         """
         own: dict[str, Any] = {}
         map_leaves(own.__setitem__, self._values())

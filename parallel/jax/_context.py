@@ -30,7 +30,7 @@ def sequence_positions(
     costs the same on all ranks. Without zigzag, rank r has the r-th of n chunks.
 
     Args:
-        length: The number of positions on each rank; even for a zigzag.
+        length: The number of positions on each rank. Must be even with ``zigzag``.
         mesh: The ranks: ``mesh["cp"]``, a process group, or None for the default group.
         zigzag: Use the zigzag order instead of consecutive positions.
 
@@ -39,7 +39,7 @@ def sequence_positions(
 
     Raises:
         ValueError: For an odd length with ``zigzag``.
-        TypeError: For a value that is not an integer or a set of ranks.
+        TypeError: If ``length`` is not an integer, or ``mesh`` not a set of ranks.
     """
     length, group = to_whole_number(length, "length"), resolve(mesh, "mesh")
     rank, size = group.rank(), group.size()
@@ -66,17 +66,17 @@ def split_sequence(x: Any, mesh: Group = None, *, dim: int = 1, zigzag: bool = T
     Raises:
         ValueError: For a length that is not divisible by the number of ranks (with ``zigzag``, by
             twice the number), or a dim that does not exist.
-        TypeError: For a value that is not a set of ranks.
+        TypeError: If ``mesh`` is not a set of ranks.
     """
     group = resolve(mesh, "mesh")
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"x of shape {list(x.shape)} has no dim {dim}")
     length, rest = divmod(x.shape[dim], group.size() * (2 if zigzag else 1))
     if rest:
-        chunks = f"{2 * group.size()} zigzag chunks" if zigzag else "number"
+        chunks = f"{2 * group.size()} zigzag chunks of " if zigzag else ""
         raise ValueError(
-            f"dim {dim} of x has length {x.shape[dim]}, which is not divisible by the {chunks} of"
-            f" {group.size()} ranks"
+            f"dim {dim} of x has length {x.shape[dim]}, which is not divisible by the {chunks}"
+            f"{group.size()} ranks"
         )
     positions = sequence_positions(length * (2 if zigzag else 1), group, zigzag=zigzag)
     return x.take(positions, axis=dim)
@@ -126,7 +126,7 @@ def ulysses_attention(
     for name, x in (("q", q), ("k", k)):
         if x.shape[2] % size:
             raise ValueError(
-                f"{name} has {x.shape[2]} heads, which is not divisible by the {size} ranks of"
+                f"{name} has {x.shape[2]} heads, which are not divisible by the {size} ranks of"
                 f" {mesh}; expected the same number of whole heads for each rank"
             )
 

@@ -189,12 +189,12 @@ class Parameter:
     def accumulate_grad(self, contribution: Array) -> None:
         """Add ``contribution`` to ``grad``; fire the hooks after the last announced use.
 
-        It must have the shape and dtype of ``data`` (or any floating dtype if ``grad_dtype`` is
-        another). ``grad`` has the dtype ``grad_dtype``. The parameter may keep the array, so the
-        caller must not use it again. Raises ValueError for another shape or dtype, RuntimeError
-        when no use was announced.
+        It must have the shape and dtype of ``data`` (or any floating dtype if ``grad_dtype``
+        differs from it). ``grad`` has the dtype ``grad_dtype``. The parameter may keep the array,
+        so the caller must not use it again. Raises ValueError for another shape or dtype,
+        RuntimeError when no use was announced.
         """
-        # NumPy promotes some contributions of lower precision, such as bfloat16.
+        # For data of lower precision, such as bfloat16, NumPy promotes some contributions.
         own = self.data.dtype
         fits = contribution.dtype == own or (
             self.grad_dtype != own and is_floating(contribution.dtype)
@@ -253,7 +253,7 @@ class Parameter:
         return RemovableHandle(self._hooks, key)
 
     def set_grad_home(self, home: Array | None) -> None:
-        """Store gradients in ``home`` from now on; copies an existing ``grad`` there.
+        """Store gradients in ``home`` from now on; copy an existing ``grad`` there.
 
         ``home`` is an array of the shape and dtype of gradients, for example a view of a larger
         buffer. While ``grad`` is None, its contents are meaningless. With None, new gradients get
@@ -263,7 +263,10 @@ class Parameter:
         if home is not None:
             check_array(home, "home")
         if home is not None and (home.shape != self.shape or home.dtype != self.grad_dtype):
-            raise ValueError(f"home of {self!r} must have its shape and dtype, got {written(home)}")
+            raise ValueError(
+                f"home of {self!r} must have the shape and dtype of its gradients, got"
+                f" {written(home)}"
+            )
         if self.grad is not None and self.grad is not home:
             if home is None:
                 self.grad = self.grad.copy()

@@ -156,8 +156,10 @@ class Commands:
         return None if run is None else run(fields)
 
     def waiter(self, op: int, fields: Fields, deliver: Deliver) -> tuple[StoreTable, Waiter]:
-        """Return the table to which the caller has to submit, and the waiter for a command's
-        answer, which calls ``deliver`` once. Raises ValueError for an opcode that never waits.
+        """Return a table, and the waiter for a command's answer, which the caller has to submit to
+        the table. The waiter calls ``deliver`` once.
+
+        Raises ValueError for an opcode that never waits.
         """
         if op not in self._waits:
             raise ValueError(f"opcode {op} is unknown")

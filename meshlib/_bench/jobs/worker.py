@@ -2,8 +2,8 @@
 
 It runs in the library's own environment, which needs only NumPy in addition. Requests and answers
 are JSON, one per line. Rank 0 begins with the answer ``{"port": …}``, which the other ranks get as
-a request. Each rank then answers ``{"ready": version}``, and further requests until its input ends.
-Between requests it blocks in a read, and uses no processor.
+a request. Each rank then sends the answer ``{"ready": version}``, and answers requests until its
+input ends. Between requests it blocks in a read, and uses no processor.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class RankBenchmark:
         keep: bool,
         synchronised: bool = True,
     ) -> dict[str, Any]:
-        """Return the seconds and entry times of all repetitions, and if the last result was right.
+        """Return the seconds and entry times of all repetitions.
 
-        Entry times are on the machine's clock. If ``keep``, the arrays are reused for the next
-        request of the same case. If ``synchronised``, a barrier precedes each repetition.
+        The result also has whether the last repetition's output was right. Entry times are on the
+        machine's clock. If ``keep``, the arrays are reused for the next request of the same case.
+        If ``synchronised``, a barrier precedes each repetition.
         """
         made, call = self._make(case, nbytes)
         library, seconds, entered = self._library, list[float](), list[float]()

@@ -15,7 +15,7 @@ launcher's agent. It breaks every group of that rank.
 
 A rank that leaves in good order lists in a ``Leave`` event the groups on which it has made calls.
 Its channels there close, which wakes the peers that wait for it. The other groups go on without it,
-and break when a call needs it, because it would never open a channel.
+and break when a call needs it, because it will never open a channel there.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ DOUBTFUL_SECONDS = 0.15
 REASON_SECONDS = 0.4
 # The time that other members wait for the report before they raise their own error.
 REPORT_SECONDS = 3.0
-# The time that a late rank has to reach the call, to be included in the table.
+# The time that a late rank has to reach a mismatched call, for the message's table of calls.
 ARRIVAL_SECONDS = 0.25
 _ARRIVAL_PAUSE = 0.02
 
 
 class Reporter:
-    """Finds out why a call failed, and reports it to all members of the group with ``state``."""
+    """Finds out why a call failed, and reports it to all members of the group of ``state``."""
 
     def __init__(self, state: GroupState, store: Store) -> None:
         self._state = state
@@ -123,7 +123,7 @@ class Reporter:
         return Abort(group.id, kind.__name__, message, lost)
 
     def _kind_of(self, error: DistError) -> tuple[type[DistError], int | None]:
-        """Return the error class for all members for ``error``, and the lost rank, if any."""
+        """Return the class of the error that all members raise, and the lost rank, if any."""
         if isinstance(error, HeaderMismatchError):
             return CollectiveMismatchError, None
         if isinstance(error, CommunicatorTimeoutError):

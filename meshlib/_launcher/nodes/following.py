@@ -1,7 +1,7 @@
 """Follows the log that the agents of several nodes share.
 
 A ``Follower`` reads the records of the log for one agent. On the leading agent, a ``Leading``
-appends the leader's decisions, also about agents whose heartbeats have stopped.
+appends the leader's decisions, including those about agents whose heartbeats have stopped.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HeartbeatMonitor:
 class Leading:
     """Connects a ``leader`` to the log in ``store``.
 
-    ``term`` is the number of the leader's term in a store that no node serves, else 0.
+    ``term`` is the number of the leader's term; 0 if a node serves the store.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Leading:
         self._decide(self._leader.receive(record, time.monotonic()))
 
     def take_over(self, past: Sequence[AgentRecord]) -> None:
-        """Continue for an earlier leader; ``past`` is the log so far."""
+        """Continue the work of an earlier leader; ``past`` is the log so far."""
         due = self._leader.take_over(past, time.monotonic())
         for record in past:
             self._answer(record)
@@ -90,7 +90,7 @@ class Leading:
         if isinstance(record, Knock):
             self._store.set(answer_key(record.agent), b"")
         losses = self._leader.losses(record)
-        if losses:  # before their peers, which may wait for them, are stopped
+        if losses:  # announce them before the peers that may wait for lost ranks are stopped
             announce_lost(self._store, losses)
 
     def tick(self) -> None:
@@ -106,7 +106,7 @@ class Leading:
             self._store.append(LOG, "".join(record.line() for record in (*author, *decisions)))
 
     def _check_heartbeats(self) -> None:
-        """Declare each agent lost whose heartbeat has not changed for too long."""
+        """Declare the agents lost whose heartbeats have not changed for too long."""
         why = f"sent no heartbeat for {self._heartbeats.seconds:g} s"
         silent = self._heartbeats.silent(sorted(self._leader.present - {self._agent}))
         self._decide([AgentLeft(agent, lost=why) for agent in silent])
@@ -145,7 +145,7 @@ class Follower:
         return self._leading is not None
 
     def join(self) -> None:
-        """Wait some seconds until the agent's own ``AgentLeft`` has been read."""
+        """Wait until the agent's own ``AgentLeft`` has been read, for some seconds at most."""
         self._thread.join(FAREWELL_SECONDS)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from meshlib.checkpoint._errors import CheckpointError
 from meshlib.checkpoint._files.zarr import DOCUMENT
 
 BLOCK = 1 << 20
-"""The bytes of one read or write: small enough to be in the cache for the checksum."""
+"""The size of one read or write: small enough to be in the cache for the checksum."""
 
 CLAIM = "__claim-"
 """The prefix of a claim's name. Names of arrays do not begin with two underscores."""
@@ -34,7 +34,7 @@ class Reader(Protocol):
 class Storage(ABC):
     """The folder ``location``, and its files by name (``step-5/model/weight/c.0.0``).
 
-    Files are written once and never changed; ``write`` makes the folders above. ``sync`` returns
+    Files are written once and never changed; ``write`` makes missing folders. ``sync`` returns
     when all written files would survive power loss. Only regular files in ``location`` are read:
     for a link that leads out of it, a pipe or a device, ``size`` and ``open`` raise
     CheckpointError, which names the file.

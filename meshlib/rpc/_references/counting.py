@@ -1,23 +1,23 @@
 """Distributed reference counting by grants, which determines the lifetime of a worker's objects.
 
-An object lives while any worker holds a reference to it. For each pair of workers, its owner counts
-the unreleased references that the first gave to the second. A worker that passes a reference on
-sends the owner a *grant*, before any later message such as the release of its
+An object lives while any worker holds a reference to it. For each pair of workers, the object's
+owner counts the unreleased references that the first worker gave to the second. A worker that
+passes a reference on sends the owner a *grant*, before any later message such as the release of its
 own reference. Only messages from one worker to the owner need to arrive in order. So the grant and
 the release of one reference may arrive in any order, and a count may be temporarily negative. But
 while a reference exists, or is in flight, some count is not zero: its own, or that of the
 reference from which it was copied. No message waits for an answer.
-(``tests/meshlib/rpc/test_counting.py`` has the model, with workers that die.)
+(``tests/meshlib/rpc/test_counting.py`` has a model of this, with workers that die.)
 
 If a granted reference is lost with its connection, the intended receiver releases it
 (``LostRequests``).
 
 A dead worker's references are dropped. Its grants to others are uncertain: a grant may have been
 lost with the worker, or the grant may have arrived but not the reference. So the owner queries
-all other workers for their references from the dead one, and the object lives until they have
+all live workers for their references from the dead one, and the object lives until they have
 answered. They answer when nothing more can arrive from the dead worker, and the answer replaces the
 count. A worker that dies before it has answered may have passed on references from the first dead
-worker, so the owner queries the others about the second too.
+worker, so the owner queries the live ones about the second too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OwnedObject:
         self.counts: Counter[tuple[int, int]] = Counter()
         """The number of references, by giver and holder."""
         self.queried: set[int] = set()
-        """The dead workers about which the others are queried."""
+        """The dead workers about which the live ones are queried."""
         self.awaited: set[tuple[int, int]] = set()
         """The missing answers, as pairs of a dead worker and an answering worker."""
 
@@ -87,7 +87,7 @@ class ReferenceCounts:
         """Record the arrival of the creator's request; the creator holds the first reference. Does
         nothing for an object that the creator has abandoned (``void``).
         """
-        # Without a found object, it was freed or its creator is dead: no worker will refer to it.
+        # None: the object was freed or its creator is dead, and no worker will refer to it.
         found = self._expect(oid) or OwnedObject(self._make(oid))
         if not found.created:
             found.created = True
@@ -131,10 +131,10 @@ class ReferenceCounts:
         return self._free_if_unused(oid, found)
 
     def forget_worker(self, rank: int, how: str) -> list[OwnedObject]:
-        """Drop the references of the dead worker ``rank``. Its messages that other threads still
-        read have no effect.
+        """Drop the references of the dead worker ``rank``. Messages from it that other threads are
+        still reading have no effect.
 
-        Return the objects that the worker should have created, and never will.
+        Return the objects that the worker had yet to create, and never will.
         """
         self._dead[rank] = how
         orphans: list[OwnedObject] = []
@@ -155,7 +155,7 @@ class ReferenceCounts:
         return orphans
 
     def _inquire(self, oid: ObjectId, found: OwnedObject, giver: int) -> None:
-        """Queue queries to all other workers about their references from the dead ``giver``."""
+        """Queue queries to all live workers about their references from the dead ``giver``."""
         if giver in found.queried:
             return
         found.queried.add(giver)

@@ -23,8 +23,8 @@ class RRef(Generic[T]):
 
     ``RRef(value)`` refers to an object of this worker, and ``remote`` returns a reference to a
     function's result on another worker. A reference may be passed to any worker, in an argument or
-    a result of a call. The object lives until the last reference is dropped. Pickling for another
-    purpose raises RuntimeError. ``type_hint`` is accepted for compatibility with c10d.
+    a result of a call; pickling it for any other purpose raises RuntimeError. The object lives
+    until the last reference is dropped. ``type_hint`` is accepted for compatibility with c10d.
     """
 
     _worker: LocalWorker
@@ -70,8 +70,8 @@ class RRef(Generic[T]):
     def confirmed_by_owner(self) -> bool:
         """Return whether the owner is known to have the object.
 
-        Only on the worker that called ``remote`` this may be False: until the function has
-        returned, and if it failed.
+        False only on the worker that called ``remote``, until the function has returned, and
+        afterwards if it failed.
         """
         return self._made is None or (self._made.done() and self._made.exception() is None)
 
@@ -120,7 +120,7 @@ class RRef(Generic[T]):
         return _Proxy(self, timeout, create)
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """Run the backward pass on the owner, from the object, a result of recorded calls.
+        """Run the backward pass on the owner, from the object, which recorded calls computed.
 
         This runs ``dist_autograd.backward(context_id, [value], retain_graph)`` of ``parallel.rpc``
         on the owner. ``dist_autograd_ctx_id`` -1 is the calling thread's context. With

@@ -51,7 +51,7 @@ class PlanStep:
 
     @property
     def over(self) -> str:
-        """The mesh dims as ``dp=2 × tp=2``; for point to point both meshes."""
+        """The mesh dims as ``dp=2 × tp=2``; for point to point, the ranks of both meshes."""
         mesh = self.source.mesh
         if self.kind == POINT_TO_POINT:
             return f"{_ranks(self.source)} to {_ranks(self.target)}"

@@ -1,4 +1,4 @@
-"""The messages between ranks in a step, planned from the table and received ahead of use.
+"""The messages between ranks in a step, planned from the schedule's table.
 
 Messages between two ranks arrive in the order of sending, which the receiver knows from the
 sender's row of the table. So it can post a receive before the message arrives, and a rank waits
@@ -99,7 +99,7 @@ class RankPlan:
 class StageShapes:
     """The known specs of the inputs and outputs of this rank's stages.
 
-    ``informed`` are the next stages that have received their inputs' specs. All this is completed
+    ``informed`` are the next stages that were sent their inputs' specs. All this is completed
     with the first microbatch, and kept for later steps.
     """
 
@@ -134,7 +134,7 @@ class StageMessages:
     # ------------------------------------------------------------------ receiving
 
     def expect(self, action: Action) -> None:
-        """Post the receive of the message for ``action``, if it is large and its shape known."""
+        """Post the receive of the message for ``action``, if it is large and its shape is known."""
         message = self._needed.get(action)
         if message is not None:
             self._post(message, early=True)

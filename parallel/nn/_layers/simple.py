@@ -99,7 +99,7 @@ class Tanh(Module):
     """``tanh(x)``, element by element; the derivative is ``1 - tanh(x)**2``."""
 
     def forward(self, x: Array) -> Array:
-        """Return ``tanh(x)``: floating, of any shape."""
+        """Return ``tanh(x)`` for a floating ``x`` of any shape."""
         y = namespace(x, "x").tanh(x)
         self.save_for_backward(y)
         return y
@@ -147,7 +147,7 @@ class GELU(Module):
 
 
 class Dropout(Module):
-    """Dropout: in training, zeroes elements with probability ``p``, scales others by 1/(1-p).
+    """Dropout: in training, zeroes elements with probability ``p``, and scales others by 1/(1-p).
 
     Srivastava et al., "Dropout", JMLR 15 (2014), in the inverted form. ``rng`` is the generator of
     the masks; None: a new generator, seeded from NumPy's global random state, which
@@ -201,7 +201,7 @@ class _Norm(Module):
             raise TypeError(f"{layer} expects an input x of floats, got {x.dtype.name}")
 
     def normalised(self, x: Array) -> Array:
-        """Return ``x`` divided by its root mean square, and save that for backward."""
+        """Return ``x`` divided by its root mean square; save the result and the factor."""
         scale = 1 / namespace(x).sqrt((x * x).mean(axis=-1, keepdims=True) + self.eps)
         normal = x * scale
         self.save_for_backward((normal, scale))
@@ -232,8 +232,8 @@ class LayerNorm(_Norm):
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
-        Raises ValueError for another last dimension. Raises TypeError unless ``x`` is an array, or
-        if its dtype would change the output's from that of the parameters.
+        Raises ValueError for another last dimension. Raises TypeError if ``x`` is not an array, or
+        if the output would not have the dtype of the parameters.
         """
         self.check(x)
         normal = self.normalised(x - x.mean(axis=-1, keepdims=True))
@@ -242,7 +242,7 @@ class LayerNorm(_Norm):
     def backward(self, grad: Array) -> Array:
         normal, scale = self.saved()
         self.defer(lambda: self._accumulate(normal, grad))
-        # The Jacobian of the normalisation projects out the mean and the component along itself.
+        # The normalisation's Jacobian projects out the mean and the component along ``normal``.
         inner = grad * self.weight.data
         mean = inner.mean(axis=-1, keepdims=True)
         along = (inner * normal).mean(axis=-1, keepdims=True)
@@ -273,8 +273,8 @@ class RMSNorm(_Norm):
     def forward(self, x: Array) -> Array:
         """Map (..., features) to the same shape.
 
-        Raises ValueError for another last dimension. Raises TypeError unless ``x`` is an array, or
-        if its dtype would change the output's from that of the parameters.
+        Raises ValueError for another last dimension. Raises TypeError if ``x`` is not an array, or
+        if the output would not have the dtype of the parameters.
         """
         self.check(x)
         return self.normalised(x) * self.weight.data

@@ -38,7 +38,7 @@ WORDS = {
     "Cannot call to_here": "RPC was shut down on this worker",
     "Can not pickle rref in python pickler": "can only be pickled as part of a remote call",
     "is already initialized": "is already initialised",
-    "is not unique": "expected a name for each",
+    "is not unique": "expected different names",
     "RPC has not been initialized": "not initialised",
     "can't call localValue": "expected on its owner",
     "my\\_function": "my_function",

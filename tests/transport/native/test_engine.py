@@ -110,7 +110,7 @@ def test_an_array_that_is_written_must_be_writable_and_all_must_be_there() -> No
     with pytest.raises((ValueError, BufferError)):
         reduce_of(one, locked)
     call = a_call(Kind.ALL_GATHER)
-    with pytest.raises(ValueError, match="expected 1 inputs and 3 arrays"):
+    with pytest.raises(ValueError, match="expected 1 inputs, and 3 arrays in all"):
         one.start(Kind.ALL_GATHER, 0, call, [np.ones(1)], [np.ones(1)], 0)
     with pytest.raises(ValueError, match="too many"):
         one.start(Kind.ALL_GATHER, 0, call, [np.ones(1)] * 2, [], 0)

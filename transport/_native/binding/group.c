@@ -25,7 +25,7 @@ int dtype_of(const Py_buffer *view) {
 
 static int is_aligned(const Py_buffer *view) { return (uintptr_t)view->buf % (uintptr_t)view->itemsize == 0; }
 
-/* Find the runs of a non-contiguous array: 1, or 0 if it is contiguous. */
+/* Find the runs of a non-contiguous array, and return 1; return 0 if it is contiguous. */
 static int find_strides(const Py_buffer *view, Strides *s) {
     s->dims = 0;
     s->run = (uint64_t)view->itemsize;
@@ -93,7 +93,7 @@ static void describe_array(GroupObject *o, int i) {
                                  .strides = gaps ? &o->strides[i] : NULL};
 }
 
-/* Export the arrays of a list: 0, or -1 with an exception. */
+/* Export the arrays of a list; return 0, or -1 with an exception. */
 static int take_arrays(GroupObject *o, PyObject *list, int flags, int most) {
     PyObject *fast = PySequence_Fast(list, "expected a sequence of arrays");
     if (!fast) return -1;
@@ -186,7 +186,7 @@ static PyObject *group_start(GroupObject *o, PyObject *const *args, Py_ssize_t c
     }
     if (exported != what.inputs || o->exported != what.count) {
         release_arrays(o);
-        return PyErr_Format(PyExc_ValueError, "expected %d inputs and %d arrays", what.inputs, what.count);
+        return PyErr_Format(PyExc_ValueError, "expected %d inputs, and %d arrays in all", what.inputs, what.count);
     }
     if (op) what.loops = loops_for(o, (int)op);
     o->sync = call->sync;
@@ -217,7 +217,7 @@ static PyObject *group_parts(GroupObject *o, PyObject *Py_UNUSED(none)) {
     return NULL;
 }
 
-/* problem(): why the call failed: (trouble, member, own header, its header, found value, wanted value). */
+/* problem(): why the call failed: (trouble, other member, own header, the other's header, found value, wanted value). */
 static PyObject *group_problem(GroupObject *o, PyObject *Py_UNUSED(none)) {
     const Problem *p = &o->group.problem;
     return Py_BuildValue("iiy#y#KK", p->trouble, p->peer, (const char *)&p->ours, (Py_ssize_t)HEADER_BYTES,

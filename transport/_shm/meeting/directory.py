@@ -86,14 +86,15 @@ class HostPeers(PeerKeys):
             request.discard()
 
     def kick(self, peer: int) -> None:
-        """Ask ``peer`` to empty its inbox. Never blocks; may be lost."""
+        """Ask ``peer`` to empty its inbox. Never blocks; the request may be lost."""
         self._endpoint.kick(self._membership.group, peer)
 
     def _address(self, peer: int, call: Call) -> bytes:
         place, mine = self.look_up(peer, call), self._place
         if not mine.may_share_with(place):
             name = self._membership.describe(peer)
-            why = mine.obstacle or place.obstacle or "it runs on another host"
+            elsewhere = "it runs on another host, or in another network namespace"
+            why = mine.obstacle or place.obstacle or elsewhere
             raise DistNetworkError(
                 f"{name} cannot share memory with rank {self._membership.rank}: {why};"
                 " expected backend 'tcp' or 'auto'"

@@ -5,8 +5,9 @@ socket, and passes the other threads their replies. So one thread's wait does no
 thread's call.
 
 A signal handler may make a request at any step of an interrupted request of its thread. So one C
-call both sends or receives bytes and records them (``extend`` over ``map``). A received frame is
-delivered, possibly twice, before it is dropped. Both locks are reentrant (``RLock``).
+call both moves bytes and records that they were sent or received (``extend`` over ``map``). A
+received frame is delivered, possibly twice, before it is dropped. Both locks are reentrant
+(``RLock``).
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class StoreConnection:
         Waiting threads get a DistStoreError. Idempotent.
         """
         if os.getpid() != self._pid:
-            # The connection is the parent's: nothing may be sent on it. The fork's copy is closed.
+            # The connection is the parent's: send nothing. A hook has closed this fork's copy.
             return
         if self._failure == _CLOSED:
             return
@@ -229,9 +230,10 @@ class StoreConnection:
         self._sock.close()
 
     def _send_goodbye(self) -> None:
-        """Withdraw the will, and wait until the server hangs up. The caller holds the send lock.
+        """Withdraw the will (``Op.SET_WILL``), and wait until the server hangs up.
 
-        Closing earlier, with unread answers, would discard the goodbye.
+        The caller holds the send lock. Closing earlier, with unread answers, would discard the
+        goodbye.
         """
         self._send_queue.append(_SendBuffer(pack_request(0, Op.GOODBYE, 0.0, ())))
         with contextlib.suppress(OSError, DistStoreError):
@@ -306,8 +308,6 @@ class StoreConnection:
         poller.register(self._sock, select.POLLOUT)
         return sliced(lambda left: poller.poll(left * 1000), until - time.monotonic())
 
-    # Receiving.
-
     def _flush_if_free(self) -> None:
         """Send without blocking. If another thread is sending, it or the next sender sends the
         queued bytes.
@@ -317,6 +317,8 @@ class StoreConnection:
                 self._flush()
             finally:
                 self._send_lock.release()
+
+    # Receiving.
 
     def _receive(self, request: _StoreRequest, seconds: float) -> Reply:
         breaker = request.breaker
