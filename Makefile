@@ -28,8 +28,8 @@ $(DEMO): $(SOURCES)  # who only looks does not wait for linters and JAX
 demo: $(DEMO)  ## train on real data over a dp=2, tp=2 mesh
 	$(BIN)/meshrun --mesh examples/digits_2d.toml examples/digits_2d.py
 
-test: $(STAMP)  ## run all tests, in some 10 minutes on 2 cores
-	@echo "make test: all tests, some 10 minutes on 2 cores and less on more"
+test: $(STAMP)  ## run all tests, in 10 to 17 minutes on 2 cores
+	@echo "make test: all tests, 10 to 17 minutes on 2 cores and less on more"
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 test-without-core: $(STAMP)  ## the transports as users without a compiler have them, in one process
