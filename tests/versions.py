@@ -85,7 +85,7 @@ def run(row: Row) -> bool:
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run([here, "-m", "venv", folder], check=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--upgrade", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *row.requirements], cwd=ROOT, check=True)
     paths = [] if row.tests == "all" else row.tests.split()
     done = subprocess.run([python, "-m", "pytest", *XDIST, *paths], cwd=ROOT, check=False)

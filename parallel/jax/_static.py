@@ -50,18 +50,20 @@ def register_node(*static: str) -> Callable[[type[_Node]], type[_Node]]:
     ``static`` names its other fields, in order.
     """
 
-    def static_of(node: Any) -> Static:
-        known = vars(node).get("_static")  # in __dict__, because the dataclasses are frozen
-        if known is None:
-            known = vars(node)["_static"] = Static.of(tuple(getattr(node, name) for name in static))
-        return known
+    def make_static(node: Any) -> Static:
+        made = Static.of(tuple(getattr(node, name) for name in static))
+        vars(node)["_static"] = made  # in __dict__, because the dataclasses are frozen
+        return made
+
+    def flatten(node: Any) -> tuple[tuple[Any], Static]:
+        fields = node.__dict__  # JAX flattens each node at each call of a program
+        return (fields["array"],), fields.get("_static") or make_static(node)
+
+    def flatten_with_keys(node: Any) -> tuple[tuple[Any], Static]:
+        (array,), known = flatten(node)
+        return ((jax.tree_util.GetAttrKey("array"), array),), known
 
     def register(cls: Any) -> Any:
-        def flatten(node: Any) -> tuple[tuple[Any], Static]:
-            return (node.array,), static_of(node)
-
-        def flatten_with_keys(node: Any) -> tuple[tuple[Any], Static]:
-            return ((jax.tree_util.GetAttrKey("array"), node.array),), static_of(node)
 
         def unflatten(known: Static, children: Any) -> Any:
             node = cls(*children, *known.values)

@@ -66,7 +66,7 @@ class WindowLayout:
         return flat
 
     def element(self, value: Any, name: str) -> bytes:
-        """Return the bytes of one element. Raises the errors of ``flat``."""
+        """Return the bytes of one element. Raises ``flat``'s errors, and ValueError for several."""
         flat = self.flat(value, name)
         if flat.size != 1:
             raise ValueError(f"{name} has {flat.size} elements; expected 1")
